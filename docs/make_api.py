@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Writes docs/reference/api.md from include/mep.h: make_api.py [--check].
+"""Writes docs/reference/api.md from include/mep.h: make_api.py [--check | --pages FOLDER].
 
---check writes nothing and fails when docs/reference/api.md is not what would be written. The reader of mep.h
+--check writes nothing and fails when docs/reference/api.md is not what would be written. --pages writes the same in
+pages by task, with an index, as `./dev docs` shows it (tools/site/api_pages.py). The reader of mep.h
 below is also what the ABI tests use. It understands the C that mep.h is written in, not all of C.
 """
 import re
@@ -127,47 +128,54 @@ def sets_up(kind, text):
     return kind == "inline" and re.search(r"\bmep_(\w+)_defaults\(.*\bmep_\1_init\(", text, flags=re.S) is not None
 
 
+def code_of(declarations):
+    """The C of declarations; inline functions that only set a struct up are not shown."""
+    return "\n".join(t.replace("MEP_API ", "") for kind, t in declarations if not sets_up(kind, t))
+
+
+def helpers_of(declarations):
+    """The names of the inline functions that only set a struct up."""
+    inline = [re.sub(r"^static inline \w+ ", "static inline ", t) for kind, t in declarations if sets_up(kind, t)]
+    return [re.search(r"mep_\w+", t[14:])[0] for t in inline]
+
+
+def blocks(text):
+    """(section, declarations, comment) in the order of the file. A section has a name and no declarations; prose
+    that belongs to no declaration has only a comment."""
+    group, comment = [], None
+    for kind, part in chunks(text):
+        if kind == "comment" and comment_text(part) == "MEP_H":
+            continue
+        # A blank line ends a group; one after a comment only ends that comment's paragraph.
+        if kind in ("comment", "blank") and (group or comment):
+            yield None, group, comment
+            group, comment = [], None
+        if kind == "comment" and re.match(r"/\* -{20}", part):
+            head, _, rest = comment_text(re.sub(r"-{20,}", "", part)).partition("\n")
+            yield head.lstrip("* "), [], rest.strip() or None
+        elif kind == "comment":
+            comment = comment_text(part)
+        elif kind in ("struct", "enum", "declaration", "inline"):
+            group.append((kind, part))
+    if group or comment:
+        yield None, group, comment
+
+
 def render(text):
     out = ["# The C ABI of MEP", "",
            "Written from `include/mep.h` by `docs/make_api.py`; change the header, not this page.", ""]
-    group, comment = [], None
-
-    def flush():
-        nonlocal group, comment
+    for section, group, comment in blocks(text):
+        if section:
+            out.extend([f"## {section}", ""])
         if group:
             out.extend([f"### {title(group)}", ""])
-            # Inline functions that only set a struct up are named, others shown whole.
-            code = "\n".join(t.replace("MEP_API ", "") for kind, t in group if not sets_up(kind, t))
-            if code:
-                out.extend(["```c", code, "```", ""])
-            helpers = [t for kind, t in group if sets_up(kind, t)]
-            if helpers:
-                names = ", ".join("`%s`" % re.search(r"mep_\w+", t[14:])[0] for t in
-                                  (re.sub(r"^static inline \w+ ", "static inline ", h) for h in helpers))
+            if code_of(group):
+                out.extend(["```c", code_of(group), "```", ""])
+            if helpers_of(group):
+                names = ", ".join(f"`{name}`" for name in helpers_of(group))
                 out.extend([f"{names} (inline) does this with `sizeof`.", ""])
         if comment:
             out.extend([prose(comment), ""])
-        group, comment = [], None
-
-    for kind, part in chunks(text):
-        if kind == "comment" and re.match(r"/\* -{20}", part):
-            flush()
-            head, _, rest = comment_text(re.sub(r"-{20,}", "", part)).partition("\n")
-            out.extend([f"## {head.lstrip('* ')}", ""])
-            comment = rest.strip() or None
-            flush()
-        elif kind == "comment" and comment_text(part) == "MEP_H":
-            continue
-        elif kind == "comment":
-            flush()
-            comment = comment_text(part)
-        elif kind == "blank":
-            # A blank line ends a group; one after a comment only ends that comment's paragraph.
-            if group or comment:
-                flush()
-        elif kind in ("struct", "enum", "declaration", "inline"):
-            group.append((kind, part))
-    flush()
     return "\n".join(out).rstrip() + "\n"
 
 
@@ -178,7 +186,14 @@ def main():
     missing = [n for n in Header(text).functions if f"`{n}()`" not in rendered]
     if missing:
         raise SystemExit(f"make_api.py: not rendered: {missing}")
-    if "--check" in sys.argv[1:]:
+    if sys.argv[1:2] == ["--pages"]:
+        sys.path.insert(0, str(ROOT / "tools/site"))
+        from api_pages import pages  # pylint: disable=import-outside-toplevel
+        for name, content in pages(text).items():
+            file = Path(sys.argv[2]) / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(content)
+    elif "--check" in sys.argv[1:]:
         if not page.exists() or page.read_text() != rendered:
             raise SystemExit("docs/reference/api.md is not what docs/make_api.py writes from mep.h; run it")
     else:

@@ -13,6 +13,7 @@ import gpu
 import lint
 import ranks
 from console import ROOT, die, jobs, note, run, step
+from docs_site import docs
 from packages import ensure_cuda_compiler, ensure_packages, ensure_wheel_builder
 from reach import reached
 from soak import soak
@@ -56,6 +57,8 @@ HELP = """\
 ./dev soak [SUITE] [--minutes N]
                      what explores, and every test under TSan and ASan: whatever fits into N minutes (60), with
                      new seeds each time; goes on next time where it stopped. `./dev soak --list`: the suites
+./dev docs [--serve] build the documentation as a site, in build/site, with MkDocs from PyPI, which goes into build/docs;
+                     with --serve show it at 127.0.0.1:8000, and changes as they are made
 ./dev clean          remove build/
 Environment: CC and CXX choose the compiler of a first configure run; MEP_TEST_SEED replays random
 tests; MEP_DEV_NO_INSTALL=1 installs nothing; MEP_DEV_WERROR=1 makes compiler warnings errors, as
@@ -187,6 +190,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "gpu-test": gpu.gpu_test,
     "soak": soak,
     "torch": torch_tests,
+    "docs": docs,
     "clean": clean,
     "help": usage,
     "-h": usage,
