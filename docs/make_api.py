@@ -130,7 +130,8 @@ def sets_up(kind, text):
 
 def code_of(declarations):
     """The C of declarations; inline functions that only set a struct up are not shown."""
-    return "\n".join(t.replace("MEP_API ", "") for kind, t in declarations if not sets_up(kind, t))
+    shown = [t for kind, t in declarations if not sets_up(kind, t)]
+    return "\n".join(re.sub(r"\n {8}", "\n", t[8:]) if t.startswith("MEP_API ") else t for t in shown)
 
 
 def helpers_of(declarations):

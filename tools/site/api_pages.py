@@ -175,7 +175,10 @@ def entry(declarations, comment):
     else:
         others = [name for name in shown[1:]]
         marks = "".join(f'<a id="{name}"></a>' for name in others)
-        out += [f"## {title(functions)} {{#{shown[0]}}}", "", *([marks, ""] if marks else []), "```c", code_of(functions), "```", ""]
+        does = "; ".join(dict.fromkeys(ROWS[name] for name in shown if name in ROWS))
+        out += [f"## {title(functions)} {{#{shown[0]}}}", "", *([marks, ""] if marks else []),
+                *([f"*{does[0].upper()}{does[1:]}.*", ""] if does else []),
+                "```c", code_of(functions), "```", ""]
         out += text
     if helpers_of(declarations):
         inline = ", ".join(f"`{name}`" for name in helpers_of(declarations))

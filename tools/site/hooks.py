@@ -24,7 +24,9 @@ ALSO = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "examples
 LANGUAGES = {".c": "c", ".h": "c", ".cpp": "cpp", ".hpp": "cpp", ".cu": "cuda", ".py": "python", ".f90": "fortran", ".cmake": "cmake",
              ".def": "c", ".sh": "sh", ".json": "json"}
 NOT_SEARCHED = ("reference/api.md", "files/CHANGELOG.md")
-LESS_SEARCHED = ("measurements/", "files/", "design/")
+# How a page's hits are weighed: the first beginning of its path that fits.
+WEIGHTS = [("guide/", 2), ("reference/c/collectives.md", 2), ("reference/environment.md", 3), ("reference/python/", 0.5), ("measurements/", 0.3), ("files/docs/", 0.7), ("files/", 0.3),
+           ("design/", 0.5)]
 
 
 def page_of(path: pathlib.Path) -> str:
@@ -52,7 +54,10 @@ def targets(source: pathlib.Path, text: str) -> "list[tuple[re.Match, pathlib.Pa
 def with_links(source: pathlib.Path, page: str, text: str) -> str:
     """A page's text, with links to files of the tree as links to their pages."""
     for match, path, anchor in reversed(targets(source, text)):
-        target = os.path.relpath(page_of(path), os.path.dirname(page)) + (f"#{anchor}" if anchor else "")
+        to = page_of(path)
+        if to == "reference/api.md" and page != "reference/c/index.md":
+            to, anchor = places().get(anchor, ("reference/c/index.md", ""))
+        target = os.path.relpath(to, os.path.dirname(page)) + (f"#{anchor}" if anchor else "")
         text = text[: match.start(1)] + target + text[match.end(1):]
     return text
 
@@ -108,8 +113,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     uri = page.file.src_uri
     if uri in NOT_SEARCHED:
         page.meta["search"] = {"exclude": True}
-    elif uri.startswith(LESS_SEARCHED):
-        page.meta["search"] = {"boost": 0.5}
+    else:
+        page.meta["search"] = {"boost": next((weight for beginning, weight in WEIGHTS if uri.startswith(beginning)), 1)}
     if page.file.abs_src_path and pathlib.Path(page.file.abs_src_path).is_relative_to(ROOT / "docs"):
         markdown = with_links(pathlib.Path(page.file.abs_src_path), uri, markdown)
     markdown = without_stray_links(markdown)
@@ -121,7 +126,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
     """Each call of mep.h that stands in code leads to its page."""
     if page.file.src_uri.startswith("reference/python/"):
-        return html
+        # Docstrings are no Markdown: __array_interface__ is a name.
+        return re.sub(r"<strong>(\w+_\w+)</strong>", r"<code>__\1__</code>", html)
 
     def link(match: "re.Match") -> str:
         place = places().get(match[1])
