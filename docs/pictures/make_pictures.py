@@ -4,6 +4,7 @@
 Each picture is a light card with dark text, so that it reads on light and dark pages alike, and narrow, so that it reads on a phone.
 """
 import html
+import re
 import sys
 from pathlib import Path
 
@@ -187,9 +188,41 @@ def death():
     return p
 
 
+def recovery():
+    """The medians of docs/measurements/two-core-epyc-failures.md, stage after stage."""
+    page = (FOLDER.parent / "measurements/two-core-epyc-failures.md").read_text()
+    stages = (("detect", "red"), ("freeze", "amber"), ("agree", "blue"), ("fence", "gray"), ("install", "gray"), ("resume", "green"))
+    whole = "kill to first success in the new view"
+    values = {name: [float(v) for v in re.search(rf"^\| {name} \|(.*)\|$", page, re.M)[1].split("|")] for name in (*dict(stages), whole)}
+    p = Picture("recovery", 236, "Milliseconds from the death of a rank to the next success of the others")
+    p.text(20, 30, "From the death of a rank to the next success", size=15, bold=True)
+    p.text(20, 50, "median of 200 kills, milliseconds, two cores of one host", size=12)
+    scale = 320 / 4
+    for row, (ranks, column) in enumerate((("4 ranks", 0), ("8 ranks", 3))):
+        y, x = 68 + row * 50, 20.0
+        for name, fill in stages:
+            width = values[name][column] * scale
+            p.parts.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="30" fill="{FILLS[fill]}" stroke="{LINE}" stroke-width="0.8"/>')
+            x += width
+        p.text(x + 8, y + 20, f"{ranks}: {values[whole][column]:g}", size=13, bold=True)
+    for tick in range(5):
+        x = 20 + tick * scale
+        p.line(x, 166, x, 171, width=1)
+        p.text(x, 185, str(tick), "middle", 12)
+    p.line(20, 166, 20 + 4 * scale, 166, width=1)
+    x = 20
+    for name, fill in stages:
+        if name in ("fence", "install"):
+            continue
+        p.parts.append(f'<rect x="{x}" y="204" width="14" height="14" fill="{FILLS[fill]}" stroke="{LINE}" stroke-width="0.8"/>')
+        p.text(x + 20, 216, name, size=13)
+        x += 100
+    return p
+
+
 def main():
     stale = []
-    for picture in (layers(), row(), buffer(), death()):
+    for picture in (layers(), row(), buffer(), death(), recovery()):
         file = FOLDER / f"{picture.name}.svg"
         if "--check" not in sys.argv[1:]:
             file.write_text(picture.svg())
