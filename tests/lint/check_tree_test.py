@@ -296,6 +296,12 @@ enum class Many { a_, b_ };
         self.expect_one({"include/mep.h": header, page: rows.replace("-6", "-7")}, page, 1, "MEP_ERR_TIMEOUT = -6")
         self.expect_one({"include/mep.h": header, page: rows + "| `MEP_ERR_GONE` | -9 | x |\n"}, page, 1, "MEP_ERR_GONE")
 
+    def test_site(self):
+        site = "nav:\n  - A: reference/environment.md\n  - b.md\n"
+        tree = {documents.SITE: site, "docs" "/b.md": "# B\n"}
+        self.assertEqual(self.findings(tree), [])
+        self.expect_one({**tree, "docs" "/c.md": "# C\n"}, documents.SITE, 1, "/c.md has no line in nav")
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -1,5 +1,5 @@
 """Checks of the documents: links lead somewhere, files that comments name exist, code from a file is as it
-is there, every result has its row.
+is there, every result has its row, every page of docs/ is in the navigation of the site.
 
 Markdown is read as GitHub reads it, as far as links and headings go. Code blocks and inline code hold no links.
 """
@@ -17,6 +17,7 @@ QUOTE = re.compile(r"^<!-- from (\S+) -->\n```\w*\n(.*?)^```$", re.M | re.S)
 RESULT = re.compile(r"^\s*(MEP_SUCCESS|MEP_PARTIAL|MEP_ERR_\w+)\s*=\s*(-?\d+)", re.M)
 RESULT_ROW = re.compile(r"^\|\s*`(MEP_\w+)`\s*\|\s*(-?\d+)\s*\|", re.M)
 ERRORS_PAGE = "docs/reference/errors.md"
+SITE = "mkdocs.yml"
 
 
 def blank(text):
@@ -104,9 +105,20 @@ def check_results(root):
         yield ERRORS_PAGE, 1, f"{result} has a row but is not in include/mep.h"
 
 
+def check_site(root):
+    """The pages of docs/ against the navigation of the site."""
+    site = root / SITE
+    if not site.is_file():
+        return
+    named = set(re.findall(r"^ +- (?:[^:\n]+: )?([\w./-]+\.md)$", site.read_text(encoding="utf-8"), re.M))
+    pages = {path.relative_to(root / "docs").as_posix() for path in (root / "docs").rglob("*.md")}
+    for page in sorted(pages - named):
+        yield SITE, 1, f"docs/{page} has no line in nav"
+
+
 def check_documents(root):
     """All findings as (file, line, text)."""
-    findings = list(check_results(root))
+    findings = [*check_results(root), *check_site(root)]
     for name, path in text_files(root):
         text = path.read_text(encoding="utf-8", errors="replace")
         findings += check_mentions(root, name, text)

@@ -27,7 +27,7 @@ def docs(arguments: list[str]) -> int:
         die("./dev docs takes nothing, or --serve")
     program = python()
     # The theme's authors print an advertisement unless told not to.
-    quiet = {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true", "PYTHONDONTWRITEBYTECODE": "1"}
+    quiet = {"NO_MKDOCS_2_WARNING": "true", "DISABLE_MKDOCS_2_WARNING": "true", "PYTHONDONTWRITEBYTECODE": "1"}
     mkdocs = [program, "-m", "mkdocs"]
     if arguments:
         return run(*mkdocs, "serve", "--strict", env=quiet)
