@@ -10,7 +10,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "docs"))
 from make_api import blocks, code_of, helpers_of, prose, title  # noqa: E402
 
 # File, title, the first line of the page, and the names that stand there: the first task that has one of a
-# declaration's names has the declaration. A task's order in a page is that of mep.h.
+# declaration's names has the declaration. A page has its calls first, then what they take, each in the order of mep.h.
 TASKS = [
     ("errors", "Results and errors", "A call's result, its name, and the text of a failure. "
      "[Results](../errors.md) says what to do after each.",
@@ -74,12 +74,12 @@ mep_allreduce: reduce over all ranks; all get the result
 mep_reduce: reduce over all ranks; the root gets the result
 mep_gather: collect every rank's block on the root
 mep_scatter: give each rank a block of the root
-mep_reduce_scatter: reduce over all ranks; each gets a block of the result
+mep_reduce_scatter: reduce and scatter: each rank gets a block of the result
 mep_alltoall: exchange a block between any two ranks
 mep_allgatherv: allgather of blocks that differ in length
 mep_gatherv: gather of blocks that differ in length
 mep_scatterv: scatter of blocks that differ in length
-mep_reduce_scatterv: reduce-scatter into blocks that differ in length
+mep_reduce_scatterv: reduce and scatter blocks that differ in length
 mep_alltoallv: alltoall of blocks that differ in length
 mep_request_wait: wait for a request
 mep_request_test: ask whether a request is done
@@ -193,8 +193,8 @@ def sets_up_only(kind, text):
 
 def pages(text):
     """{path in reference/c: Markdown}"""
-    bodies = {name: [] for name, _, _, _ in TASKS}
-    rows = {name: [] for name in bodies}
+    rows = {name: [] for name, _, _, _ in TASKS}
+    introductions, calls, types = ({name: [] for name in rows} for _ in range(3))
     waiting, conventions = [], None  # prose goes to the page of the next declaration
     for section, declarations, comment in blocks(text):
         if not declarations:
@@ -204,20 +204,22 @@ def pages(text):
                 waiting += [prose(comment), ""]
             continue
         task = task_of(declarations)
-        bodies[task] += waiting + entry(declarations, comment)
+        introductions[task] += waiting
         waiting = []
-        rows[task] += rows_of(declarations)
+        listed = rows_of(declarations)
+        rows[task] += listed
+        (calls if listed else types)[task] += entry(declarations, comment)
     made = {}
     facts = {name: (heading, lead) for name, heading, lead, _ in TASKS}
     index = ["# The C API by task", "",
              "One page for each task, from `include/mep.h`. [The whole header on one page](../api.md) is in its order.", ""]
     for name in ORDER:
         heading, lead = facts[name]
-        made[f"{name}.md"] = "\n".join([f"# {heading}", "", lead, "", *bodies[name]]).rstrip() + "\n"
+        made[f"{name}.md"] = "\n".join([f"# {heading}", "", lead, "", *introductions[name], *calls[name], *types[name]]).rstrip() + "\n"
         index += [f"## {heading}", "", f"[{heading}]({name}.md). {lead}", "", "| to do or know | call |", "|---|---|"]
         for functions, does in rows[name]:
-            calls = ", ".join(f"[`{f}`]({name}.md#{f})" for f in functions)
-            index.append(f"| {does} | {calls} |")
+            links = ", ".join(f"[`{f}`]({name}.md#{f})" for f in functions)
+            index.append(f"| {does} | {links} |")
         index.append("")
     made["index.md"] = "\n".join(index + ["## Conventions", "", prose(conventions.partition("\n\n")[2].strip())]) + "\n"
     return made
