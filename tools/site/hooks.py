@@ -23,6 +23,7 @@ ALSO = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "examples
         *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs/man").glob("*.1")))]
 LANGUAGES = {".c": "c", ".h": "c", ".cpp": "cpp", ".hpp": "cpp", ".cu": "cuda", ".py": "python", ".f90": "fortran", ".cmake": "cmake",
              ".def": "c", ".sh": "sh", ".json": "json"}
+FOREIGN_SCRIPT = "https://unpkg.com/iframe-worker/shim"
 NOT_SEARCHED = ("reference/api.md", "files/CHANGELOG.md")
 # How a page's hits are weighed: the first beginning of its path that fits.
 WEIGHTS = [("guide/", 2), ("reference/c/collectives.md", 2), ("reference/environment.md", 3), ("reference/python/", 0.5), ("measurements/", 0.3), ("files/docs/", 0.7), ("files/", 0.3),
@@ -156,5 +157,9 @@ def places() -> "dict[str, tuple[str, str]]":
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
     """The theme's plugin `offline` takes a script from another host, in place of which the site has one of its own."""
-    script = get_relative_url("assets/worker.js", page.file.url)
-    return output.replace("https://unpkg.com/iframe-worker/shim", script)
+    return output.replace(FOREIGN_SCRIPT, get_relative_url("assets/worker.js", page.file.url))
+
+
+def on_post_template(output_content: str, template_name: str, config: Any) -> str:
+    """The same on 404.html, whose links begin at the root."""
+    return output_content.replace(FOREIGN_SCRIPT, "/assets/worker.js")
