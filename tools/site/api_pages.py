@@ -42,7 +42,7 @@ TASKS = [
      r"MEP_ANY_SOURCE|MEP_MESSAGE_\w+|mep_message_\w+|mep_i?send|mep_i?recv|mep_sendrecv|mep_i?probe|mep_group_\w+"),
     ("dispatch-and-combine", "Dispatch and combine", "Send tokens to their experts, and sum what comes back. "
      "[A MoE layer step by step](../../guide/expert-parallelism.md) is the guide.",
-     r"MEP_DISPATCH_REPLAY|MEP_COMBINE_\w+|mep_(dispatch|combine)\w*|mep_ep_last_op"),
+     r"MEP_DISPATCH_\w+|MEP_COMBINE_\w+|mep_(dispatch|combine)\w*|mep_ep_last_op"),
     ("expert-parallelism", "Expert parallelism: objects and buffers", "Objects, buffers, handles and the expert map that dispatch and combine use. "
      "`num_sms` of `mep_ep_config_t` limits the SMs that the kernels take.", r"MEP_EP_\w+|mep_ep_\w+|mep_moe_defaults"),
     ("machine", "Version and machine", "The library's version, and the adapter near a GPU or a core.", r"mep_version|mep_preferred_hca"),
@@ -103,6 +103,7 @@ mep_ep_attach: attach a replacement to an EP object
 mep_ep_handle_create mep_ep_handle_destroy: make or free a handle, which holds the routing of one dispatch
 mep_ep_set_expert_map: move and replicate experts
 mep_ep_buffer_view: get the memory where rows arrive
+mep_dispatch_layout: count where tokens go, without sending them
 mep_dispatch: send tokens to the ranks of their experts
 mep_combine: bring the experts' outputs back and sum them
 mep_ep_last_op: ask how the last dispatch or combine ended
