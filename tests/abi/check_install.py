@@ -13,6 +13,8 @@ from pathlib import Path
 CONSUMER = Path(__file__).resolve().parent / "consumer"
 cmake, build, cc, cxx, pkg_config = sys.argv[1:6]
 python = sys.argv[6] if len(sys.argv) > 6 else None
+if shutil.which("make") is None:
+    os.environ.setdefault("CMAKE_GENERATOR", "Ninja")
 
 
 def run(*command, **options):

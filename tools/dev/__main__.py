@@ -44,6 +44,8 @@ HELP = """\
                      what they find is written to build/fuzz/found/
 ./dev lab netns [ARGS]
                      hosts as network namespaces (root): starts, cuts, freezes, deaths, joiners
+./dev lab newcomer [SUITE] [--as user] [--run-only]
+                     makes a bare Debian or Ubuntu (trixie; root, debootstrap) and types ./dev run and ./dev test there
 ./dev lab rdma [COMMAND...]
                      boots a guest with two soft-RoCE devices (QEMU) and runs the verbs tests in it, or
                      the command, with this machine's files

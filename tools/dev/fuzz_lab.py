@@ -36,7 +36,7 @@ def fuzz(arguments: list[str]) -> tuple[bool, str]:
 
 
 def lab(arguments: list[str]) -> int:
-    """lab netns [ARGS] or lab rdma [COMMAND...]."""
+    """lab netns [ARGS], lab rdma [COMMAND...] or lab newcomer [ARGS]."""
     name, rest = (arguments + [""])[0], arguments[1:]
     if name == "netns":
         ensure_packages(test=True)
@@ -48,4 +48,6 @@ def lab(arguments: list[str]) -> int:
         if rest:
             return run("python3", "tests/lab/rdma/rdma_lab.py", *rest)
         return run("tests/lab/rdma/run_lab.sh", "all", "build/release")
-    die("labs: netns, rdma")
+    if name == "newcomer":
+        return run("python3", "tests/lab/newcomer/newcomer.py", *rest)
+    die("labs: netns, rdma, newcomer")

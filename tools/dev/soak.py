@@ -125,6 +125,12 @@ def kernels() -> Iterator[Piece]:
     yield Piece("all GPU architectures", ["./dev", "build"], 3000)
 
 
+def newcomers() -> Iterator[Piece]:
+    for suite in ("trixie", "bookworm", "noble"):
+        for user in ("root", "user"):
+            yield Piece(f"{suite} as {user}", ["python3", "tests/lab/newcomer/newcomer.py", suite, "--as", user], 3000)
+
+
 class Suite(NamedTuple):
     pieces: Callable[[], Iterator[Piece]]
     tree: tuple[str, str] = ("release", "all")
@@ -145,6 +151,7 @@ SUITES = {
     "long-models": Suite(long_models, ("", "")),
     "kernels": Suite(kernels, ("", "")),
     "mutants": Suite(mutants),
+    "newcomers": Suite(newcomers, ("", "")),
 }
 
 
