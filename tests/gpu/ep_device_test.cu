@@ -288,6 +288,118 @@ void tells_tokens(const Shape& s, uint64_t seed) {
               static_cast<unsigned long long>(seed));
 }
 
+// Many tokens in high throughput, into the caller's memory alone: in one call, as a replay, and in an early call and a
+// late one. A row says its rank, token and dispatch.
+void fills_callers_rows(uint64_t seed) {
+  constexpr uint32_t kMost = 1100, kRow = 16, kFew = 2, kRanks = 2, kExpertsOfAll = 4;
+  const uint32_t tokens[kRanks] = {kMost, 1030};
+  std::mt19937_64 random(seed);
+  std::vector<std::vector<int64_t>> experts(kRanks);
+  for (uint32_t i = 0; i < kRanks; ++i) {
+    for (uint32_t token = 0; token < tokens[i]; ++token) {
+      const auto first = static_cast<int64_t>(random() % kExpertsOfAll);
+      experts[i].push_back(random() % 5 == 0 ? -1 : first);
+      experts[i].push_back(random() % 3 == 0 ? -1 : (first + 1) % kExpertsOfAll);
+    }
+  }
+  const auto row_of = [](uint32_t rank, uint32_t token, uint32_t round) {
+    return static_cast<uint16_t>(rank << 15 | round << 12 | token);
+  };
+  const std::vector<mep_comm_t> comms = open_comms(kRanks, true);
+  struct Part {
+    mep_ep_t ep = nullptr;
+    mep_ep_handle_t handle = nullptr;
+    cudaStream_t stream = nullptr;
+    uint16_t *x = nullptr, *rows = nullptr;
+    int64_t* experts = nullptr;
+    int32_t* tokens = nullptr;
+  } parts[kRanks];
+  in_threads(kRanks, [&](uint32_t i) {
+    cuda(cudaSetDevice(gpu_of_comm(comms[i])));
+    Part& part = parts[i];
+    mep_ep_config_t config;
+    mep_moe_defaults(&config, kMost, kRow, kFew, kExpertsOfAll);
+    config.mode = MEP_EP_HIGH_THROUGHPUT;
+    need(mep_ep_create(comms[i], &config, &part.ep), "mep_ep_create");
+    need(mep_ep_handle_create(part.ep, 0, &part.handle), "mep_ep_handle_create");
+    cuda(cudaStreamCreateWithFlags(&part.stream, cudaStreamNonBlocking));
+    part.x = device_memory<uint16_t>(kMost * kRow);
+    part.rows = device_memory<uint16_t>(size_t{kRanks} * kMost * kRow);
+    part.tokens = device_memory<int32_t>(size_t{kRanks} * kMost);
+    part.experts = device_memory<int64_t>(experts[i].size());
+    cuda(cudaMemcpy(part.experts, experts[i].data(), experts[i].size() * 8, cudaMemcpyDefault));
+  });
+  const auto call = [&](uint32_t i, uint32_t flags, bool early, bool sends) {
+    Part& part = parts[i];
+    mep_dispatch_send_t send;
+    mep_dispatch_receive_t receive;
+    mep_dispatch_send_defaults(&send);
+    mep_dispatch_receive_defaults(&receive);
+    send.num_tokens = tokens[i];
+    send.x = part.x;
+    send.flags = flags;
+    if (flags == 0) send.topk_idx = part.experts;
+    receive.flags = early ? MEP_DISPATCH_ROWS_LATER : 0;
+    receive.recv_x = part.rows;
+    receive.src_info = flags == 0 ? part.tokens : nullptr;
+    need(mep_dispatch(part.handle, sends ? &send : nullptr, &receive, part.stream), "mep_dispatch");
+  };
+  const auto all_idle = [&] {
+    for (uint32_t i = 0; i < kRanks; ++i) {
+      cuda(cudaSetDevice(gpu_of_comm(comms[i])));
+      cuda(cudaDeviceSynchronize());
+    }
+  };
+  for (uint32_t round = 0; round < 4; ++round) {
+    for (uint32_t i = 0; i < kRanks; ++i) {
+      std::vector<uint16_t> x(size_t{kMost} * kRow);
+      for (size_t at = 0; at < x.size(); ++at)
+        x[at] = row_of(i, static_cast<uint32_t>(at / kRow), round);
+      cuda(cudaMemcpy(parts[i].x, x.data(), x.size() * 2, cudaMemcpyDefault));
+      cuda(cudaMemset(parts[i].rows, kPoison, size_t{kRanks} * kMost * kRow * 2));
+    }
+    const bool replays = round % 2 != 0;
+    const bool late = round == 2;
+    for (uint32_t i = 0; i < kRanks; ++i) call(i, replays ? MEP_DISPATCH_REPLAY : 0, late, true);
+    for (uint32_t i = 0; i < kRanks && late; ++i) call(i, 0, false, false);
+    all_idle();
+    for (uint32_t i = 0; i < kRanks; ++i) {
+      const auto rows = copied(parts[i].rows, size_t{kRanks} * kMost * kRow);
+      const auto infos = copied(parts[i].tokens, size_t{kRanks} * kMost);
+      size_t row = 0;
+      for (uint32_t source = 0; source < kRanks; ++source) {
+        for (uint32_t token = 0; token < tokens[source]; ++token) {
+          const int64_t* named = experts[source].data() + token * kFew;
+          const bool comes = std::any_of(named, named + kFew, [&](int64_t expert) {
+            return expert >= 0 && expert / (kExpertsOfAll / kRanks) == i;
+          });
+          if (!comes) continue;
+          GPU_CHECK(std::count(rows.begin() + static_cast<int64_t>(row * kRow),
+                               rows.begin() + static_cast<int64_t>((row + 1) * kRow),
+                               row_of(source, token, round)) == kRow &&
+                        infos[row] == static_cast<int32_t>(token),
+                    "round %u: row %zu of rank %u is not token %u of rank %u", round, row, i, token,
+                    source);
+          ++row;
+        }
+      }
+      GPU_CHECK(rows[row * kRow] == 0x0101u * kPoison, "round %u: a row behind the last", round);
+    }
+  }
+  for (Part& part : parts) {
+    need(mep_ep_handle_destroy(part.handle), "mep_ep_handle_destroy");
+    need(mep_ep_destroy(part.ep), "mep_ep_destroy");
+    cuda(cudaStreamDestroy(part.stream));
+    for (void* memory : {static_cast<void*>(part.x), static_cast<void*>(part.rows),
+                         static_cast<void*>(part.experts), static_cast<void*>(part.tokens)}) {
+      cuda(cudaFree(memory));
+    }
+  }
+  close_comms(comms);
+  std::printf("  high throughput into the caller's memory; seed %llu\n",
+              static_cast<unsigned long long>(seed));
+}
+
 // mep_dispatch_layout against the same call on hosts; the second of two equal entries and bad ones count as -1.
 void counts_layouts(uint64_t seed) {
   constexpr uint32_t kSome = 1500, kExpertsOfAll = 2600;  // several blocks for a rank
@@ -514,6 +626,7 @@ int main() {
   tells_tokens({2, false, false, false, true, true}, seed + 75);
   tells_tokens({8, true, false, false, true, true}, seed + 76);
   counts_layouts(seed + 77);
+  fills_callers_rows(seed + 78);
   outlasts({4, false}, seed + 400);
   outlasts({8, true, true}, seed + 500);
   outlasts({4, true, false, false, true}, seed + 510);
