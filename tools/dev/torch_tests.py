@@ -37,8 +37,9 @@ def torch_tests(arguments: list[str]) -> int:
                  "PATH": f"{FOLDER / 'bin'}:{os.environ['PATH']}"}
     step("Tests of mep.torch")
     status = 0
-    for name in ("backend_test.py", "debug_level_test.py", "programs_test.py", "mooncake_test.py", "deep_ep_test.py",
-                 "deep_ep_normal_test.py", "gpu_test.py"):
+    for name in ("backend_test.py", "clients_test.py", "debug_level_test.py", "programs_test.py", "mooncake_test.py",
+                 "deep_ep_test.py", "deep_ep_normal_test.py", "deep_ep_elastic_test.py", "deep_ep_surroundings_test.py",
+                 "gpu_test.py"):
         status = run(program, "-B", ROOT / "tests/torch" / name, "-v", env=variables) or status
     if arguments:
         step("PyTorch's distributed_test.py on 2 and 4 ranks")

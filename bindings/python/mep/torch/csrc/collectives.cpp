@@ -150,7 +150,16 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::allreduce_coalesced(
   Call call = call_of(OpType::ALLREDUCE_COALESCED, "allreduce", "all_reduce", opts);
   call.inputs = tensors;
   call.outputs = tensors;
-  for (at::Tensor& tensor : tensors) add_allreduce(tensor, opts.reduceOp, &call);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto is_this = [&](const at::Tensor& other) {
+      return other.data_ptr() == tensors[i].data_ptr() && other.sizes() == tensors[i].sizes() &&
+             other.strides() == tensors[i].strides();
+    };
+    const auto earlier = tensors.begin() + static_cast<int64_t>(i);
+    // A tensor that is there twice is summed once.
+    if (std::any_of(tensors.begin(), earlier, is_this)) continue;
+    add_allreduce(tensors[i], opts.reduceOp, &call);
+  }
   return run(std::move(call));
 }
 

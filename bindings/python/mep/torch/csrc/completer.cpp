@@ -26,23 +26,27 @@ void Completer::watch(c10::intrusive_ptr<MepWork> work) {
     const std::lock_guard lock(mutex_);
     if (stopping_) return;
     arrived_.push_back(std::move(work));
-    if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
+    if (threads_.empty()) threads_.emplace_back([this] { loop(); });
   }
   wake();
 }
 
 void Completer::stop() {
+  std::vector<std::thread> threads;
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
+    threads.swap(threads_);
   }
+  turn_.notify_all();
   wake();
-  if (!thread_.joinable()) return;
-  // A callback of a future may drop the last reference to the group.
-  if (thread_.get_id() == std::this_thread::get_id()) {
-    thread_.detach();
-  } else {
-    thread_.join();
+  for (std::thread& thread : threads) {
+    // A callback of a future may drop the last reference to the group.
+    if (thread.get_id() == std::this_thread::get_id()) {
+      thread.detach();
+    } else {
+      thread.join();
+    }
   }
 }
 
@@ -53,26 +57,50 @@ void Completer::wake() const {
 
 void Completer::loop() {
   pthread_setname_np(pthread_self(), "mep-futures");
-  std::vector<c10::intrusive_ptr<MepWork>> watched;
-  std::vector<pollfd> events;
+  std::unique_lock lock(mutex_);
   for (;;) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (stopping_) return;
-      for (auto& work : arrived_) watched.push_back(std::move(work));
-      arrived_.clear();
-    }
+    ++idle_;
+    turn_.wait(lock, [this] { return stopping_ || !is_polled_; });
+    --idle_;
+    if (stopping_) return;
+    is_polled_ = true;
+    Works ended = await_ended(&lock);
+    is_polled_ = false;
+    if (stopping_) return;
+    if (idle_ == 0) threads_.emplace_back([this] { loop(); });
+    turn_.notify_one();
+    lock.unlock();
+    for (const auto& work : ended) work->announce();
+    ended.clear();
+    lock.lock();
+  }
+}
+
+Completer::Works Completer::await_ended(std::unique_lock<std::mutex>* lock) {
+  Works ended;
+  std::vector<pollfd> events;
+  while (!stopping_ && ended.empty()) {
+    for (auto& work : arrived_) watched_.push_back(std::move(work));
+    arrived_.clear();
+    lock->unlock();
     events.assign(1, pollfd{wake_fd_, POLLIN, 0});
-    std::erase_if(watched, [&](const c10::intrusive_ptr<MepWork>& work) {
-      if (work->isCompleted()) return true;
+    std::erase_if(watched_, [&](c10::intrusive_ptr<MepWork>& work) {
+      if (work->look()) {
+        ended.push_back(std::move(work));
+        return true;
+      }
       const int event = work->event();
       if (event >= 0) events.push_back(pollfd{event, POLLIN, 0});
       return false;
     });
-    (void)poll(events.data(), events.size(), watched.empty() ? -1 : kLongestSleepMs);
-    uint64_t count = 0;
-    (void)!read(wake_fd_, &count, sizeof count);
+    if (ended.empty()) {
+      (void)poll(events.data(), events.size(), watched_.empty() ? -1 : kLongestSleepMs);
+      uint64_t count = 0;
+      (void)!read(wake_fd_, &count, sizeof count);
+    }
+    lock->lock();
   }
+  return ended;
 }
 
 }  // namespace mep_torch

@@ -1,9 +1,11 @@
-// The thread that ends works for which somebody has asked a future, without a call of the program.
+// The threads that end works for which somebody has asked a future, without a call of the program.
 //
-// MEP's progress thread carries operations on; this one sleeps in poll() until one of them has ended, and
-// runs what waits for the future. It starts with the first future.
+// MEP's progress thread carries operations on. Of these threads one sleeps in poll() until an operation has ended; it then
+// leaves that place to another one and runs what waits for the future, which may itself wait for operations. The first
+// starts with the first future, a further one when all others are busy so.
 #pragma once
 
+#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -23,18 +25,26 @@ class Completer {
   Completer& operator=(const Completer&) = delete;
 
   void watch(c10::intrusive_ptr<MepWork> work);
-  // Joins the thread; what it watched is ended by whoever waits for it.
+  // Joins the threads; what they watched is ended by whoever waits for it.
   void stop();
 
  private:
+  using Works = std::vector<c10::intrusive_ptr<MepWork>>;
+
   void loop();
+  // Works that have ended, at least one unless the threads stop. The lock is released while this sleeps.
+  Works await_ended(std::unique_lock<std::mutex>* lock);
   void wake() const;
 
   const int wake_fd_;
+  Works watched_;     // of the thread that polls
   std::mutex mutex_;  // guards the fields below
-  std::vector<c10::intrusive_ptr<MepWork>> arrived_;
+  std::condition_variable turn_;
+  Works arrived_;
   bool stopping_ = false;
-  std::thread thread_;
+  bool is_polled_ = false;
+  size_t idle_ = 0;  // threads that wait for their turn
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace mep_torch

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
 #include "completer.hpp"
@@ -153,6 +154,8 @@ std::exception_ptr MepWork::told_error() const {
 void MepWork::end(std::exception_ptr error) {
   if (error == nullptr && call_.finish) {
     try {
+      // Outputs that were made in inference mode can be written in no other.
+      const c10::InferenceMode writes_any;
       call_.finish();
     } catch (...) {
       error = std::current_exception();
@@ -184,6 +187,13 @@ void MepWork::announce() {
   } else {
     future->markCompleted(c10::IValue(call_.outputs));
   }
+}
+
+bool MepWork::look() {
+  if (has_ended()) return true;
+  // A thread that waits inside carries this work on too.
+  const std::unique_lock lock(comm_->mutex(), std::try_to_lock);
+  return lock.owns_lock() && (advance(0) || has_ended());
 }
 
 bool MepWork::await(std::chrono::milliseconds timeout) {
@@ -237,16 +247,9 @@ void MepWork::give_up() {
 // --- c10d -------------------------------------------------------------------------------------------
 
 bool MepWork::isCompleted() {
-  if (has_ended()) return true;
-  bool just_ended = false;
-  {
-    // A thread that waits inside carries this work on too.
-    const std::unique_lock lock(comm_->mutex(), std::try_to_lock);
-    if (!lock.owns_lock()) return false;
-    just_ended = advance(0);
-  }
-  if (just_ended) announce();
-  return has_ended();
+  if (!look()) return false;
+  announce();
+  return true;
 }
 
 bool MepWork::isSuccess() const {

@@ -81,6 +81,8 @@ class MepWork final : public c10d::Work {
   bool advance(uint32_t wait_ms);
   // After advance() said so, without the mutex: wakes and tells those that wait.
   void announce();
+  // Whether it has ended; announce() is left to the caller then.
+  bool look();
   // False: it has not ended in time.
   bool await(std::chrono::milliseconds timeout);
   // Withdraws receives; what cannot be withdrawn is revoked, and ends soon.
