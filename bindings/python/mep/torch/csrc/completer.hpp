@@ -1,6 +1,6 @@
 // The threads that end works for which somebody has asked a future, without a call of the program.
 //
-// MEP's progress thread carries operations on. Of these threads one sleeps in poll() until an operation has ended; it then
+// MEP's progress thread carries operations on. One of these threads sleeps in poll() until an operation has ended; it then
 // leaves that place to another one and runs what waits for the future, which may itself wait for operations. The first
 // starts with the first future, a further one when all others are busy so.
 #pragma once
