@@ -22,7 +22,7 @@ struct LevelName {
   const char* name;
 };
 
-constexpr LevelName kLevelNames[] = {
+constexpr LevelName kSimdLevelNames[] = {
     {SimdLevel::kPortable, "portable"},
     {SimdLevel::kAvx2, "avx2"},
     {SimdLevel::kAvx512, "avx512"},
@@ -107,7 +107,7 @@ SimdLevel simd_level() {
 }
 
 bool parse_simd_level(const char* text, SimdLevel* level) {
-  for (const LevelName& entry : kLevelNames) {
+  for (const LevelName& entry : kSimdLevelNames) {
     if (std::strcmp(text, entry.name) == 0) {
       *level = entry.level;
       return true;
@@ -117,7 +117,7 @@ bool parse_simd_level(const char* text, SimdLevel* level) {
 }
 
 const char* simd_level_name(SimdLevel level) {
-  for (const LevelName& entry : kLevelNames) {
+  for (const LevelName& entry : kSimdLevelNames) {
     if (entry.level == level) return entry.name;
   }
   return "unknown";

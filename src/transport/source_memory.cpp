@@ -75,7 +75,7 @@ class ProcessSources {
   return MEP_SUCCESS;
 }
 
-unsigned long long number(uint64_t value) {
+unsigned long long printable(uint64_t value) {
   return value;
 }
 
@@ -152,7 +152,8 @@ mep_result_t SourceMemory::export_allocation(uint64_t allocation, WindowExport* 
     out->fd = std::move(fd);
     return MEP_SUCCESS;
   }
-  return fail(MEP_ERR_NOT_FOUND, "source memory %llu does not exist any more", number(allocation));
+  return fail(MEP_ERR_NOT_FOUND, "source memory %llu does not exist any more",
+              printable(allocation));
 }
 
 mep_result_t SourceImports::import(uint32_t slot, uint64_t incarnation, uint64_t allocation,
@@ -166,8 +167,8 @@ mep_result_t SourceImports::import(uint32_t slot, uint64_t incarnation, uint64_t
   std::memcpy(&ticket, blob.data(), sizeof(ticket));
   if (ticket.magic != kSourceMagic || ticket.incarnation != incarnation ||
       ticket.allocation != allocation || ticket.bytes == 0 || ticket.bytes > kMaxMemfdBytes) {
-    return fail(MEP_ERR_DENIED, "slot %u described other source memory than number %llu", slot,
-                number(allocation));
+    return fail(MEP_ERR_DENIED, "slot %u described other source memory than printable %llu", slot,
+                printable(allocation));
   }
   Imported imported;
   imported.bytes = static_cast<size_t>(ticket.bytes);
@@ -176,7 +177,7 @@ mep_result_t SourceImports::import(uint32_t slot, uint64_t incarnation, uint64_t
         ProcessSources::instance().find({incarnation, allocation});
     if (found == nullptr || found->memory.bytes() < imported.bytes) {
       return fail(MEP_ERR_NOT_FOUND, "slot %u has freed its source memory %llu", slot,
-                  number(allocation));
+                  printable(allocation));
     }
     imported.data = found->memory.data();
     imported.keep = std::move(found);
@@ -198,13 +199,13 @@ mep_result_t SourceImports::find(uint32_t slot, uint64_t incarnation, uint64_t a
   const auto found = imported_.find({slot, incarnation, allocation});
   if (found == imported_.end()) {
     return fail(MEP_ERR_NOT_FOUND, "source memory %llu of slot %u is not imported",
-                number(allocation), slot);
+                printable(allocation), slot);
   }
   const Imported& imported = found->second;
   if (offset > imported.bytes || bytes > imported.bytes - offset) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "%zu bytes at offset %llu are not within the %zu bytes of slot %u's source memory",
-                bytes, number(offset), imported.bytes, slot);
+                bytes, printable(offset), imported.bytes, slot);
   }
   *view = {imported.data + offset, imported.keep};
   return MEP_SUCCESS;

@@ -26,7 +26,6 @@ constexpr uint64_t kRoundMs = 2000;
 constexpr int kWaitMs = 20;
 constexpr int kPauseBetweenRoundsMs = 50;
 constexpr size_t kMaxIncoming = 64;
-constexpr size_t kStrangerPayloadBytes = 8192;
 
 class Joiner {
  public:

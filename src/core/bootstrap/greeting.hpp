@@ -9,12 +9,18 @@
 // another host says may be used for nothing but the answer until kDone.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "core/bootstrap/hello.hpp"
 
 namespace mep {
+
+// The limits of a peer that has not proven itself yet.
+constexpr uint64_t kHelloLimitMs = 5000;
+constexpr size_t kStrangerPayloadBytes = 8192;
 
 class Greeting {
  public:

@@ -15,10 +15,8 @@
 namespace mep {
 namespace {
 
-constexpr uint64_t kHelloLimitMs = 5000;
-constexpr uint64_t kPauseMs = 100;
-constexpr size_t kMaxIncoming = 256;
-constexpr size_t kStrangerPayloadBytes = 8192;
+constexpr uint64_t kListenerPauseMs = 100;
+constexpr size_t kMaxArriving = 256;
 
 struct Incoming {
   std::unique_ptr<ControlLink> link;
@@ -119,7 +117,7 @@ mep_result_t JoinListener::progress(std::vector<PeerLink>* arrived) {
 bool JoinListener::State::close_for_a_while() {
   log(LogLevel::kWarn, "joiners have to wait: %s", last_error_text());
   closed = true;
-  closed_until = Deadline::after_ms(kPauseMs);
+  closed_until = Deadline::after_ms(kListenerPauseMs);
   watch_listeners(EPOLL_CTL_DEL);
   return false;
 }
@@ -150,7 +148,7 @@ bool JoinListener::State::accept_one(bool from_network) {
   arrived.greeting = std::make_unique<Greeting>(HandshakeSide::kAnswerer, from_network,
                                                 gate->secret, gate->details);
   arrived.limit = Deadline::after_ms(kHelloLimitMs);
-  if (incoming.size() >= kMaxIncoming) incoming.erase(incoming.begin());
+  if (incoming.size() >= kMaxArriving) incoming.erase(incoming.begin());
   incoming.push_back(std::move(arrived));
   return true;
 }

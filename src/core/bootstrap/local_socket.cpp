@@ -23,7 +23,7 @@ namespace {
 constexpr size_t kMaxPlainJobBytes = 64;
 // The list of a host's sockets grows with the square of its ranks.
 constexpr uint64_t kLongestLookMs = 20;
-constexpr int kListenBacklog = 4096;  // the kernel lowers it to net.core.somaxconn
+constexpr int kLocalBacklog = 4096;  // the kernel lowers it to net.core.somaxconn
 
 // FNV-1a; two different starts give 128 bits. No security hangs on it: job names are no secrets.
 uint64_t hash_text(const std::string& text, uint64_t hash) {
@@ -55,7 +55,7 @@ socklen_t fill_address(const std::string& name, sockaddr_un* address) {
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
 
-[[nodiscard]] mep_result_t make_socket(const std::string& name, UniqueFd* out) {
+[[nodiscard]] mep_result_t make_local_socket(const std::string& name, UniqueFd* out) {
   if (name.size() + 1 > sizeof(sockaddr_un::sun_path)) {
     return fail(MEP_ERR_INTERNAL, "socket name '%s' is too long", name.c_str());
   }
@@ -83,7 +83,7 @@ mep_result_t listen_local(const std::string& name, UniqueFd* out, bool* taken) {
   *taken = false;
   out->reset();
   UniqueFd socket;
-  MEP_TRY(make_socket(name, &socket));
+  MEP_TRY(make_local_socket(name, &socket));
   sockaddr_un address{};
   const socklen_t length = fill_address(name, &address);
   if (bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
@@ -92,7 +92,7 @@ mep_result_t listen_local(const std::string& name, UniqueFd* out, bool* taken) {
     return fail(result_of_errno(errno), "bind to '@%s' failed: %s", name.c_str(),
                 strerrordesc_np(errno));
   }
-  if (listen(socket.get(), kListenBacklog) != 0) {
+  if (listen(socket.get(), kLocalBacklog) != 0) {
     return fail(result_of_errno(errno), "listen on '@%s' failed: %s", name.c_str(),
                 strerrordesc_np(errno));
   }
@@ -103,7 +103,7 @@ mep_result_t listen_local(const std::string& name, UniqueFd* out, bool* taken) {
 mep_result_t connect_local(const std::string& name, UniqueFd* out) {
   out->reset();
   UniqueFd socket;
-  MEP_TRY(make_socket(name, &socket));
+  MEP_TRY(make_local_socket(name, &socket));
   sockaddr_un address{};
   const socklen_t length = fill_address(name, &address);
   int status = 0;

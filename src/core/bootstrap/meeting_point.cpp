@@ -9,11 +9,9 @@
 namespace mep {
 namespace {
 
-constexpr uint64_t kHelloLimitMs = 5000;
 constexpr uint64_t kPauseMs = 100;
 constexpr size_t kMaxStrangers = 256;
 constexpr size_t kMaxUpdatesPerFrame = 1000;
-constexpr size_t kStrangerPayloadBytes = 8192;
 
 }  // namespace
 

@@ -24,8 +24,6 @@ constexpr size_t kSpareIncoming = 64;
 // Over a network: how long a connection is given before the next address is tried, or before one
 // that never says who it is is closed.
 constexpr uint64_t kConnectLimitNs = 3'000'000'000;
-constexpr uint64_t kHelloLimitMs = 5000;
-constexpr size_t kStrangerPayloadBytes = 8192;
 
 }  // namespace
 

@@ -82,7 +82,7 @@ bool is_link_local(const NetAddress& address) {
   return address.bytes[0] == 0xfe && (address.bytes[1] & 0xc0) == 0x80;
 }
 
-[[nodiscard]] mep_result_t make_socket(int family, UniqueFd* out) {
+[[nodiscard]] mep_result_t make_net_socket(int family, UniqueFd* out) {
   {
     const ForkGuard guard;
     out->reset(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -114,7 +114,7 @@ void set_link_options(int socket, uint32_t dead_after_ms) {
 [[nodiscard]] mep_result_t bind_and_listen(int family, const SocketAddress& address,
                                            socklen_t length, UniqueFd* out, bool* taken) {
   UniqueFd socket;
-  MEP_TRY(make_socket(family, &socket));
+  MEP_TRY(make_net_socket(family, &socket));
   set_number(socket.get(), SOL_SOCKET, SO_REUSEADDR, 1);
   if (family == AF_INET6) set_number(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
   if (bind(socket.get(), &address.any, length) != 0 || listen(socket.get(), kListenBacklog) != 0) {
@@ -256,7 +256,8 @@ bool is_local_address(const NetAddress& address) {
   NetAddress any_port = address;
   any_port.port = 0;
   UniqueFd socket;
-  if (make_socket(address.family == 4 ? AF_INET : AF_INET6, &socket) != MEP_SUCCESS) return false;
+  if (make_net_socket(address.family == 4 ? AF_INET : AF_INET6, &socket) != MEP_SUCCESS)
+    return false;
   SocketAddress native;
   const socklen_t length = to_socket_address(any_port, &native);
   return bind(socket.get(), &native.any, length) == 0;
@@ -290,7 +291,7 @@ mep_result_t listen_tcp(const NetAddress* address, UniqueFd* out, bool* taken, u
 mep_result_t connect_tcp(const NetAddress& address, uint32_t dead_after_ms, UniqueFd* out) {
   out->reset();
   UniqueFd socket;
-  MEP_TRY(make_socket(address.family == 4 ? AF_INET : AF_INET6, &socket));
+  MEP_TRY(make_net_socket(address.family == 4 ? AF_INET : AF_INET6, &socket));
   set_link_options(socket.get(), dead_after_ms);
   SocketAddress native;
   const socklen_t length = to_socket_address(address, &native);

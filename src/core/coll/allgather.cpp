@@ -17,7 +17,7 @@
 namespace mep {
 namespace {
 
-mep_result_t check(const Collectives& comm, const CollectiveArgs& args) {
+mep_result_t check_allgather(const Collectives& comm, const CollectiveArgs& args) {
   MEP_TRY(check_buffers(args, true, true));
   const size_t bytes = args.count * mep_dtype_size(args.dtype);
   if (bytes > SIZE_MAX / 4 / comm.size()) {
@@ -37,11 +37,11 @@ void copy_blocks(Collectives& comm, Operation& operation) {
   copy_own_block(comm, operation);
 }
 
-Step step_small(Collectives& comm, Operation& operation) {
+Step step_small_allgather(Collectives& comm, Operation& operation) {
   return exchange_small(comm, operation, [&] { copy_blocks(comm, operation); });
 }
 
-mep_result_t publish(Collectives& comm, Operation& operation, uint64_t section) {
+mep_result_t publish_gathered(Collectives& comm, Operation& operation, uint64_t section) {
   const Pipeline& pipeline = comm.pipeline();
   const uint64_t global = pipeline.first_chunk() + section;
   const size_t bytes = pipeline.bytes_in_section(operation.bytes, section);
@@ -73,7 +73,7 @@ Step publish_ahead(Collectives& comm, Operation& operation, uint64_t sections) {
             pipeline.first_chunk() + operation.chunk_posted - Pipeline::kRing, &cursor)) {
       return Step::kPending;
     }
-    const mep_result_t published = publish(comm, operation, operation.chunk_posted);
+    const mep_result_t published = publish_gathered(comm, operation, operation.chunk_posted);
     if (published != MEP_SUCCESS) return fail_step(operation, published);
     ++operation.chunk_posted;
   }
@@ -113,7 +113,7 @@ Step move_blocks(Collectives& comm, Operation& operation) {
   return moved;
 }
 
-Step step_large(Collectives& comm, Operation& operation) {
+Step step_large_allgather(Collectives& comm, Operation& operation) {
   const auto move = [&] { return move_blocks(comm, operation); };
   if (suits_pulling(comm, operation) && pays_pulling(comm, operation, operation.bytes)) {
     return step_pulled(comm, operation, move);
@@ -122,16 +122,17 @@ Step step_large(Collectives& comm, Operation& operation) {
       comm, operation, [] { return Step::kDone; }, move);
 }
 
-Step step(Collectives& comm, Operation& operation) {
+Step step_allgather(Collectives& comm, Operation& operation) {
   if (comm.adopted().live.size() == 1) {
     copy_own_block(comm, operation);
     comm.eager().note_all_entered(operation.seq);
     return Step::kDone;
   }
-  return operation.is_small ? step_small(comm, operation) : step_large(comm, operation);
+  return operation.is_small ? step_small_allgather(comm, operation)
+                            : step_large_allgather(comm, operation);
 }
 
-Step settle(Collectives& comm, Operation& operation) {
+Step settle_allgather(Collectives& comm, Operation& operation) {
   if (!operation.is_small) return settle_large(operation);
   if (operation.bytes == 0) return Step::kDone;
   for (const uint32_t source : *operation.contributors) {
@@ -143,7 +144,7 @@ Step settle(Collectives& comm, Operation& operation) {
 
 }  // namespace
 
-const CollectiveType CollectiveTypes::allgather = {facts_of(Collective::k_allgather), check, step,
-                                                   settle};
+const CollectiveType CollectiveTypes::allgather = {
+    facts_of(Collective::k_allgather), check_allgather, step_allgather, settle_allgather};
 
 }  // namespace mep

@@ -36,7 +36,7 @@ struct Sections {
   size_t bytes;
 };
 
-mep_result_t post(Collectives& comm, Operation& operation, uint64_t section) {
+mep_result_t post_section(Collectives& comm, Operation& operation, uint64_t section) {
   const HostPipeline& hosts = comm.pipeline().hosts();
   const Sections sections(comm.pipeline());
   const uint64_t global = comm.pipeline().first_chunk() + section;
@@ -51,11 +51,11 @@ mep_result_t post(Collectives& comm, Operation& operation, uint64_t section) {
   return hosts.signal_all(Word::kPosted, global, comm.rank(), hosts.host_peers());
 }
 
-mep_result_t post_ahead(Collectives& comm, Operation& operation) {
+mep_result_t post_sections_ahead(Collectives& comm, Operation& operation) {
   const Pipeline& pipeline = comm.pipeline();
   const uint64_t count = Sections(pipeline).count(operation);
   while (operation.chunk_posted < count && operation.chunk_posted < operation.chunk + kAhead) {
-    MEP_TRY(post(comm, operation, operation.chunk_posted));
+    MEP_TRY(post_section(comm, operation, operation.chunk_posted));
     ++operation.chunk_posted;
   }
   return MEP_SUCCESS;
@@ -81,7 +81,7 @@ mep_result_t publish_arrived(Collectives& comm, Operation& operation) {
   return MEP_SUCCESS;
 }
 
-void copy_section(Collectives& comm, Operation& operation, uint32_t source) {
+void copy_section_of(Collectives& comm, Operation& operation, uint32_t source) {
   const Pipeline& pipeline = comm.pipeline();
   const Sections sections(pipeline);
   std::memcpy(static_cast<std::byte*>(operation.args.receive) + source * operation.bytes +
@@ -100,7 +100,7 @@ Step copy_arrived(Collectives& comm, Operation& operation) {
     const uint32_t source = pipeline.live()[operation.cursor];
     if (source == comm.rank()) continue;
     if (!pipeline.hosts().arrived(Word::kPosted, global, source)) return Step::kPending;
-    copy_section(comm, operation, source);
+    copy_section_of(comm, operation, source);
   }
   operation.cursor = 0;
   ++operation.chunk;
@@ -114,7 +114,7 @@ Step allgather_over_hosts(Collectives& comm, Operation& operation) {
   const PostingScope posting = comm.posting();
   if (!posting.allowed()) return Step::kPending;
   for (;;) {
-    mep_result_t result = post_ahead(comm, operation);
+    mep_result_t result = post_sections_ahead(comm, operation);
     if (result == MEP_SUCCESS) result = publish_arrived(comm, operation);
     if (result != MEP_SUCCESS) return fail_step(operation, result);
     if (operation.chunk == count) break;

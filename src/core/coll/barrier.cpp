@@ -4,21 +4,21 @@
 namespace mep {
 namespace {
 
-mep_result_t check(const Collectives&, const CollectiveArgs&) {
+mep_result_t check_barrier(const Collectives&, const CollectiveArgs&) {
   return MEP_SUCCESS;
 }
 
-Step step(Collectives& comm, Operation& operation) {
+Step step_barrier(Collectives& comm, Operation& operation) {
   return exchange_small(comm, operation, [] {});
 }
 
-Step settle(Collectives&, Operation&) {
+Step settle_barrier(Collectives&, Operation&) {
   return Step::kDone;
 }
 
 }  // namespace
 
-const CollectiveType CollectiveTypes::barrier = {facts_of(Collective::k_barrier), check, step,
-                                                 settle};
+const CollectiveType CollectiveTypes::barrier = {facts_of(Collective::k_barrier), check_barrier,
+                                                 step_barrier, settle_barrier};
 
 }  // namespace mep

@@ -22,7 +22,7 @@ bool is_root(const Collectives& comm, const CollectiveArgs& args) {
   return static_cast<uint32_t>(args.root) == comm.rank();
 }
 
-mep_result_t check(const Collectives& comm, const CollectiveArgs& args) {
+mep_result_t check_broadcast(const Collectives& comm, const CollectiveArgs& args) {
   MEP_TRY(check_root(comm, args.root));
   MEP_TRY(check_buffers(args, is_root(comm, args), true));
   if (!is_root(comm, args)) return MEP_SUCCESS;
@@ -30,7 +30,7 @@ mep_result_t check(const Collectives& comm, const CollectiveArgs& args) {
   return check_overlap(args, bytes, bytes, 0);
 }
 
-Step step_small(Collectives& comm, Operation& operation) {
+Step step_small_broadcast(Collectives& comm, Operation& operation) {
   const auto root = static_cast<uint32_t>(operation.args.root);
   if (root == comm.rank()) {
     const Step entered =
@@ -108,7 +108,7 @@ Step move_chunks(Collectives& comm, Operation& operation) {
   return moved;
 }
 
-Step step_large(Collectives& comm, Operation& operation) {
+Step step_large_broadcast(Collectives& comm, Operation& operation) {
   const auto move = [&] { return move_chunks(comm, operation); };
   if (suits_pulling(comm, operation) && pays_pulling(comm, operation, operation.bytes)) {
     return step_pulled(comm, operation, move);
@@ -117,16 +117,17 @@ Step step_large(Collectives& comm, Operation& operation) {
       comm, operation, [] { return Step::kDone; }, move);
 }
 
-Step step(Collectives& comm, Operation& operation) {
+Step step_broadcast(Collectives& comm, Operation& operation) {
   if (comm.adopted().live.size() == 1) {
     copy_own_block(comm, operation);
     comm.eager().note_all_entered(operation.seq);
     return Step::kDone;
   }
-  return operation.is_small ? step_small(comm, operation) : step_large(comm, operation);
+  return operation.is_small ? step_small_broadcast(comm, operation)
+                            : step_large_broadcast(comm, operation);
 }
 
-Step settle(Collectives& comm, Operation& operation) {
+Step settle_broadcast(Collectives& comm, Operation& operation) {
   if (!operation.is_small) return settle_large(operation);
   const auto root = static_cast<uint32_t>(operation.args.root);
   const std::byte* bytes = comm.contribution(operation, root);
@@ -137,7 +138,7 @@ Step settle(Collectives& comm, Operation& operation) {
 
 }  // namespace
 
-const CollectiveType CollectiveTypes::broadcast = {facts_of(Collective::k_broadcast), check, step,
-                                                   settle};
+const CollectiveType CollectiveTypes::broadcast = {
+    facts_of(Collective::k_broadcast), check_broadcast, step_broadcast, settle_broadcast};
 
 }  // namespace mep

@@ -24,11 +24,11 @@ using Word = HostPipeline::Word;
 // Two chunks are acknowledged at once, by "taken" of the second.
 constexpr uint64_t kTogether = HostPipeline::kRing / 2;
 
-uint64_t chunk_count(const Operation& operation) {
+uint64_t chunk_count_over_hosts(const Operation& operation) {
   return (operation.bytes + HostPipeline::kChunkBytes - 1) / HostPipeline::kChunkBytes;
 }
 
-size_t bytes_of(const Operation& operation, uint64_t chunk) {
+size_t bytes_over_hosts(const Operation& operation, uint64_t chunk) {
   return std::min(HostPipeline::kChunkBytes, operation.bytes - chunk * HostPipeline::kChunkBytes);
 }
 
@@ -40,13 +40,13 @@ uint64_t awaited_before(uint64_t chunk) {
 // Whether the root will wait for "taken" of this chunk.
 bool is_awaited(const Operation& operation, uint64_t chunk) {
   return chunk % kTogether == kTogether - 1 &&
-         chunk + HostPipeline::kRing - kTogether + 1 < chunk_count(operation);
+         chunk + HostPipeline::kRing - kTogether + 1 < chunk_count_over_hosts(operation);
 }
 
-mep_result_t post(Collectives& comm, Operation& operation, uint64_t chunk) {
+mep_result_t post_chunk_over_hosts(Collectives& comm, Operation& operation, uint64_t chunk) {
   const HostPipeline& hosts = comm.pipeline().hosts();
   const uint64_t global = comm.pipeline().first_chunk() + chunk;
-  const size_t bytes = bytes_of(operation, chunk);
+  const size_t bytes = bytes_over_hosts(operation, chunk);
   std::memcpy(
       hosts.own(Area::kOut, global, 0),
       static_cast<const std::byte*>(operation.args.send) + chunk * HostPipeline::kChunkBytes,
@@ -60,14 +60,14 @@ mep_result_t post(Collectives& comm, Operation& operation, uint64_t chunk) {
 
 Step post_chunks(Collectives& comm, Operation& operation) {
   const Pipeline& pipeline = comm.pipeline();
-  for (; operation.chunk < chunk_count(operation); ++operation.chunk) {
+  for (; operation.chunk < chunk_count_over_hosts(operation); ++operation.chunk) {
     const uint64_t chunk = operation.chunk;
     if (chunk >= HostPipeline::kRing && chunk % kTogether == 0 &&
         !pipeline.hosts().arrived_from(pipeline.hosts().receivers(), Word::kTaken,
                                        pipeline.first_chunk() + awaited_before(chunk))) {
       return Step::kPending;
     }
-    const mep_result_t posted = post(comm, operation, chunk);
+    const mep_result_t posted = post_chunk_over_hosts(comm, operation, chunk);
     if (posted != MEP_SUCCESS) return fail_step(operation, posted);
   }
   return Step::kDone;
@@ -91,11 +91,12 @@ mep_result_t relay_taken(Collectives& comm, Operation& operation, uint32_t root)
 mep_result_t publish(Collectives& comm, Operation& operation, uint32_t root) {
   const HostPipeline& hosts = comm.pipeline().hosts();
   const uint64_t global = comm.pipeline().first_chunk() + operation.chunk;
-  MEP_TRY(hosts.put_to_host_peers(Area::kOut, global, 0, bytes_of(operation, operation.chunk)));
+  MEP_TRY(
+      hosts.put_to_host_peers(Area::kOut, global, 0, bytes_over_hosts(operation, operation.chunk)));
   return hosts.signal_all(Word::kPosted, global, root, hosts.host_peers());
 }
 
-Step take_chunks(Collectives& comm, Operation& operation, uint32_t root) {
+Step take_relayed_chunks(Collectives& comm, Operation& operation, uint32_t root) {
   const HostPipeline& hosts = comm.pipeline().hosts();
   const uint32_t publisher = hosts.publisher(root);
   const bool publishes = publisher == comm.rank();
@@ -105,11 +106,11 @@ Step take_chunks(Collectives& comm, Operation& operation, uint32_t root) {
     mep_result_t result = publishes ? relay_taken(comm, operation, root) : MEP_SUCCESS;
     if (result != MEP_SUCCESS) return fail_step(operation, result);
     // The root has posted all, so all acknowledgements that it waited for have come from here.
-    if (chunk == chunk_count(operation)) return Step::kDone;
+    if (chunk == chunk_count_over_hosts(operation)) return Step::kDone;
     if (!hosts.arrived(Word::kPosted, global, root)) return Step::kPending;
     if (publishes) result = publish(comm, operation, root);
     std::memcpy(static_cast<std::byte*>(operation.args.receive) + chunk * HostPipeline::kChunkBytes,
-                hosts.read(Area::kOut, global, 0, publisher), bytes_of(operation, chunk));
+                hosts.read(Area::kOut, global, 0, publisher), bytes_over_hosts(operation, chunk));
     if (!publishes && is_awaited(operation, chunk)) {
       result = hosts.signal(Word::kTaken, global, comm.rank(), publisher);
     }
@@ -124,9 +125,9 @@ Step broadcast_over_hosts(Collectives& comm, Operation& operation) {
   const auto root = static_cast<uint32_t>(operation.args.root);
   const PostingScope posting = comm.posting();
   if (!posting.allowed()) return Step::kPending;
-  const Step moved =
-      root == comm.rank() ? post_chunks(comm, operation) : take_chunks(comm, operation, root);
-  if (moved == Step::kDone) comm.pipeline().advance(chunk_count(operation));
+  const Step moved = root == comm.rank() ? post_chunks(comm, operation)
+                                         : take_relayed_chunks(comm, operation, root);
+  if (moved == Step::kDone) comm.pipeline().advance(chunk_count_over_hosts(operation));
   return moved;
 }
 

@@ -232,7 +232,7 @@ bool take_blocks(Collectives& comm, Operation& operation) {
 // --- Large, in one copy ---------------------------------------------------------------------------
 
 // The offer in a contribution that is not whole; none if it has no room for one.
-MemoryOffer offer_of(const Collectives& comm, const Operation& operation, uint32_t source) {
+MemoryOffer offer_of_counted(const Collectives& comm, const Operation& operation, uint32_t source) {
   MemoryOffer offer;
   const std::byte* contribution = comm.contribution(operation, source);
   if (counted_contribution_bytes(contribution, SIZE_MAX) == offer_bytes(comm.size())) {
@@ -250,7 +250,7 @@ bool all_can_pull(Collectives& comm, const Operation& operation) {
                      [&](uint32_t source) {
                        return beginning_of(comm.contribution(operation, source)).reads_all != 0 &&
                               (!comm.eager().is_entry_only(operation.seq, source) ||
-                               offer_of(comm, operation, source).word != 0);
+                               offer_of_counted(comm, operation, source).word != 0);
                      });
 }
 
@@ -259,7 +259,7 @@ PullPlace place_of_block(Collectives& comm, const Operation& operation, uint32_t
     const size_t most = comm.eager().slot_bytes() - sizeof(uint64_t);
     return {find_block(comm, operation, source, most), {}, 0};
   }
-  PullPlace place{nullptr, offer_of(comm, operation, source), 0};
+  PullPlace place{nullptr, offer_of_counted(comm, operation, source), 0};
   std::memcpy(&place.from,
               comm.contribution(operation, source) + sizeof(Beginning) + sizeof(MemoryOffer) +
                   comm.rank() * sizeof place.from,
@@ -284,7 +284,7 @@ Step take_contributions(Collectives& comm, Operation& operation) {
   return taken ? Step::kDone : lengths_mismatch(comm, operation);
 }
 
-Step step_alone(Collectives& comm, Operation& operation) {
+Step step_counted_alone(Collectives& comm, Operation& operation) {
   comm.eager().note_all_entered(operation.seq);
   const Beginning beginning = make_beginning(comm, operation);
   if (beginning.given != beginning.expected) return lengths_mismatch(comm, operation);
@@ -316,7 +316,7 @@ mep_result_t prepare_counted_blocks(const Collectives& comm, Operation& operatio
 }
 
 Step step_counted_blocks(Collectives& comm, Operation& operation) {
-  if (comm.adopted().live.size() == 1) return step_alone(comm, operation);
+  if (comm.adopted().live.size() == 1) return step_counted_alone(comm, operation);
   const CountedBlocks& blocks = *operation.counted;
   if (is_in(operation, LargePhase::kBegin)) {
     pack(comm, operation);

@@ -21,7 +21,7 @@ bool is_in_place(const Collectives& comm, const Operation& operation) {
 // --- Small ----------------------------------------------------------------------------------------
 
 // Out of the contributions, which are all here or retained.
-void take_blocks(Collectives& comm, Operation& operation) {
+void take_contributed_blocks(Collectives& comm, Operation& operation) {
   if (operation.bytes == 0 || !gets(operation, comm.rank())) return;
   const std::vector<uint32_t>& sources = *operation.contributors;
   const size_t offset = offset_for(operation, comm.rank());
@@ -40,12 +40,12 @@ void take_blocks(Collectives& comm, Operation& operation) {
   reduce_pair_blocks(comm, operation, inputs, 0, operation.bytes);
 }
 
-Step step_small(Collectives& comm, Operation& operation) {
-  return exchange_small(comm, operation, [&] { take_blocks(comm, operation); });
+Step step_small_pairs(Collectives& comm, Operation& operation) {
+  return exchange_small(comm, operation, [&] { take_contributed_blocks(comm, operation); });
 }
 
 Step settle_small(Collectives& comm, Operation& operation) {
-  take_blocks(comm, operation);
+  take_contributed_blocks(comm, operation);
   return Step::kDone;
 }
 
@@ -87,7 +87,7 @@ bool reaches(const Pipeline& pipeline, const Block& block, uint64_t section) {
   return block.bytes > section * pipeline.section_bytes();
 }
 
-mep_result_t post(Collectives& comm, Operation& operation, uint64_t section) {
+mep_result_t post_pair_section(Collectives& comm, Operation& operation, uint64_t section) {
   const Pipeline& pipeline = comm.pipeline();
   const uint64_t global = pipeline.first_chunk() + section;
   for (const uint32_t target : pipeline.live()) {
@@ -114,10 +114,10 @@ bool is_free(Collectives& comm, const Operation& operation, uint64_t section) {
 }
 
 // Posts the present section and, once the one before it is taken, the next.
-mep_result_t post_ahead(Collectives& comm, Operation& operation, uint64_t sections) {
+mep_result_t post_pairs_ahead(Collectives& comm, Operation& operation, uint64_t sections) {
   while (operation.chunk_posted < sections && operation.chunk_posted <= operation.chunk + 1) {
     if (!is_free(comm, operation, operation.chunk_posted)) return MEP_SUCCESS;
-    MEP_TRY(post(comm, operation, operation.chunk_posted));
+    MEP_TRY(post_pair_section(comm, operation, operation.chunk_posted));
     ++operation.chunk_posted;
   }
   return MEP_SUCCESS;
@@ -181,7 +181,7 @@ mep_result_t signal_taken(Collectives& comm, const Operation& operation, uint64_
   return MEP_SUCCESS;
 }
 
-Step step_large(Collectives& comm, Operation& operation) {
+Step step_large_pairs(Collectives& comm, Operation& operation) {
   const auto move = [&] {
     return move_pair_blocks(comm, operation, comm.pipeline().sections_of(operation.bytes));
   };
@@ -193,7 +193,7 @@ Step step_large(Collectives& comm, Operation& operation) {
       move);
 }
 
-Step step_alone(Collectives& comm, Operation& operation) {
+Step step_pair_alone(Collectives& comm, Operation& operation) {
   take_own_pair_block(comm, operation);
   comm.eager().note_all_entered(operation.seq);
   return Step::kDone;
@@ -266,7 +266,7 @@ Step move_pair_blocks(Collectives& comm, Operation& operation, uint64_t sections
   const PostingScope posting = comm.posting();
   if (!posting.allowed()) return Step::kPending;
   while (operation.chunk < sections) {
-    mep_result_t result = post_ahead(comm, operation, sections);
+    mep_result_t result = post_pairs_ahead(comm, operation, sections);
     if (result != MEP_SUCCESS) return fail_step(operation, result);
     // A section that could not be posted yet is not the one that is awaited.
     if (operation.chunk_posted <= operation.chunk) return Step::kPending;
@@ -281,10 +281,10 @@ Step move_pair_blocks(Collectives& comm, Operation& operation, uint64_t sections
 }
 
 Step step_pair_blocks(Collectives& comm, Operation& operation) {
-  if (comm.adopted().live.size() == 1) return step_alone(comm, operation);
-  if (!operation.is_small) return step_large(comm, operation);
+  if (comm.adopted().live.size() == 1) return step_pair_alone(comm, operation);
+  if (!operation.is_small) return step_large_pairs(comm, operation);
   return type_of(operation).only_root_gives() ? step_from_root(comm, operation)
-                                              : step_small(comm, operation);
+                                              : step_small_pairs(comm, operation);
 }
 
 Step settle_pair_blocks(Collectives& comm, Operation& operation) {

@@ -20,7 +20,7 @@ using device::DeviceControl;
 using device::DeviceReport;
 using device::EpState;
 
-constexpr uint64_t kWatchUs = 1'000;
+constexpr uint64_t kEpWatchUs = 1'000;
 constexpr uint32_t kUsefulCtas = 16;  // of each of several ranks; more do not help
 constexpr uint64_t kAllEpochs = std::numeric_limits<uint64_t>::max();
 
@@ -573,7 +573,7 @@ void DeviceEp::watch() {
   while (!stop_.load(std::memory_order_acquire)) {
     if (comm_.world().terminal_result() != MEP_SUCCESS) store_pinned(abort_word_, kAllEpochs);
     read_reports();
-    const timespec pause{0, static_cast<long>(kWatchUs * 1'000)};
+    const timespec pause{0, static_cast<long>(kEpWatchUs * 1'000)};
     (void)nanosleep(&pause, nullptr);
   }
 }

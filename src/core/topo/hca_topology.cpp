@@ -24,10 +24,11 @@ constexpr const char* kHcaFolder = "/sys/class/infiniband";
 constexpr int kMaxPorts = 255;
 constexpr uint32_t kMaxCpus = 1 << 16;
 
-struct DestroyTopology {
+struct DestroyHcaTopology {
   void operator()(hwloc_topology_t topology) const { hwloc_topology_destroy(topology); }
 };
-using TopologyPointer = std::unique_ptr<std::remove_pointer_t<hwloc_topology_t>, DestroyTopology>;
+using HcaTopologyPointer =
+    std::unique_ptr<std::remove_pointer_t<hwloc_topology_t>, DestroyHcaTopology>;
 
 std::string info_of(hwloc_obj_t object, const std::string& name) {
   const char* text = hwloc_obj_get_info_by_name(object, name.c_str());
@@ -240,7 +241,7 @@ mep_result_t read_hca_topology(const std::string& xml_file, HcaTopology* out) {
   if (hwloc_topology_init(&raw) != 0) {
     return fail(MEP_ERR_NO_MEMORY, "hwloc_topology_init failed");
   }
-  const TopologyPointer owner(raw);
+  const HcaTopologyPointer owner(raw);
   if (!xml_file.empty() && hwloc_topology_set_xml(raw, xml_file.c_str()) != 0) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "%s cannot be read as an XML export of hwloc: %s",
                 xml_file.c_str(), std::generic_category().message(errno).c_str());
