@@ -4,7 +4,7 @@
 namespace mep::perf {
 namespace {
 
-[[noreturn]] void refuse() {
+[[noreturn]] void refuse_mpi() {
   throw PerfError("this mep_perf was built without MPI (configure with MEP_MPI=ON)");
 }
 
@@ -14,27 +14,27 @@ bool mpi_is_built() {
   return false;
 }
 void mpi_start() {
-  refuse();
+  refuse_mpi();
 }
 void mpi_finish() {}
 void mpi_abort(int) {}
 mep_comm_t mpi_make_comm() {
-  refuse();
+  refuse_mpi();
 }
 std::unique_ptr<Team> make_mpi_team() {
-  refuse();
+  refuse_mpi();
 }
 std::unique_ptr<Case> make_mpi_collective(const CollectiveCall&) {
-  refuse();
+  refuse_mpi();
 }
 std::unique_ptr<MessageSide> make_mpi_messages() {
-  refuse();
+  refuse_mpi();
 }
 std::unique_ptr<MoeSide> make_mpi_moe(const MoeProblem&) {
-  refuse();
+  refuse_mpi();
 }
 std::unique_ptr<MoeSide> make_mpi_throughput_moe(const MoeProblem&) {
-  refuse();
+  refuse_mpi();
 }
 
 }  // namespace mep::perf

@@ -172,7 +172,7 @@ Header read_header(std::string_view text) {
   return header;
 }
 
-std::string text_of(const std::vector<uint64_t>& shape) {
+std::string shape_text(const std::vector<uint64_t>& shape) {
   std::string text = "(";
   for (const uint64_t length : shape) {
     if (text.size() > 1) text += ", ";
@@ -230,14 +230,14 @@ NpyRows read_npy(std::string_view bytes, const std::string& name,
   }
   const std::vector<uint64_t>& shape = *header.shape;
   if (shape.size() != 2 || shape[1] != columns) {
-    throw PerfError(name + " has the shape " + text_of(shape) + " where --topk wants (tokens, " +
+    throw PerfError(name + " has the shape " + shape_text(shape) + " where --topk wants (tokens, " +
                     std::to_string(columns) + ")");
   }
   const std::string_view data = bytes.substr(kPrefix + width + header_bytes);
   const uint64_t row_bytes = columns * type->width;
   if (data.size() % row_bytes != 0 || data.size() / row_bytes != shape[0]) {
     throw PerfError(name + " is cut off or damaged: there are " + std::to_string(data.size()) +
-                    " bytes for the shape " + text_of(shape));
+                    " bytes for the shape " + shape_text(shape));
   }
   return {*type, shape[0], data};
 }

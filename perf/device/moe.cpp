@@ -13,7 +13,7 @@
 namespace mep::perf {
 namespace {
 
-constexpr uint8_t kPoison = 0xa5;
+constexpr uint8_t kPoisonOfOut = 0xa5;
 
 class DeviceMoe : public MoeSide {
  public:
@@ -47,7 +47,7 @@ class DeviceMoe : public MoeSide {
   // For the check. Received rows are there until this rank's next dispatch or combine.
   void fetch_received();
   void poison_output() {
-    context_.fill(out_ + round_ * token_values(), kPoison, token_values() * sizeof(uint16_t));
+    context_.fill(out_ + round_ * token_values(), kPoisonOfOut, token_values() * sizeof(uint16_t));
   }
   void fetch_output() {
     context_.download(problem_.out(), out_ + round_ * token_values(),

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cinttypes>
-#include <cstdio>
 #include <cstring>
 #include <numeric>
 
+#include "formatted.hpp"
 #include "numbers.hpp"
 #include "random.hpp"
 
@@ -19,13 +19,6 @@ constexpr size_t kGuard = 64;
 constexpr size_t kWholeBytes = 32768;
 constexpr size_t kWholeOwnBytes = size_t{1} << 20;
 constexpr size_t kShareElements = 64;
-
-template <typename... Values>
-std::string formatted(const char* format, Values... values) {
-  char line[120];
-  std::snprintf(line, sizeof line, format, values...);
-  return line;
-}
 
 std::string shown(const uint8_t* bytes, size_t count) {
   std::string text = "0x";

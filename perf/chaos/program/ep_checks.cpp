@@ -1,22 +1,11 @@
 // An EpPlayer's input, and its checks.
-#include <cstdio>
 #include <cstring>
 
 #include "ep_player.hpp"
+#include "formatted.hpp"
 #include "numbers.hpp"
 
 namespace mep::programs {
-namespace {
-
-template <typename... Values>
-std::string formatted(const char* format, Values... values) {
-  char line[120];
-  std::snprintf(line, sizeof line, format, values...);
-  return line;
-}
-
-}  // namespace
-
 void EpPlayer::fill(const EpShape& shape, Buffer* buffer) {
   const EpRound& data = *buffer->data;
   const uint32_t rank = player_.comms_[shape.comm].members.rank;

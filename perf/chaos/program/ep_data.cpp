@@ -6,7 +6,7 @@
 namespace mep::programs {
 namespace {
 
-enum What : uint64_t { kTokens = 1, kRouting, kWeights, kInput, kOutput };
+enum Stream : uint64_t { kTokens = 1, kRouting, kWeights, kInput, kOutput };
 
 bool has(uint64_t ranks, uint32_t rank) {
   return (ranks >> rank & 1) != 0;

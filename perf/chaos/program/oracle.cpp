@@ -4,19 +4,13 @@
 
 #include <algorithm>
 #include <cinttypes>
-#include <cstdio>
 #include <map>
 #include <tuple>
 
+#include "formatted.hpp"
+
 namespace mep::programs {
 namespace {
-
-template <typename... Values>
-std::string formatted(const char* format, Values... values) {
-  char line[512];
-  std::snprintf(line, sizeof line, format, values...);
-  return line;
-}
 
 bool is_replicated(What what) {
   return what == What::kCall || what == What::kAgree || what == What::kSplit ||

@@ -20,7 +20,7 @@ struct PendingMessage {
 namespace {
 
 constexpr size_t kGuardBytes = 32;
-constexpr uint8_t kGuard = 0xc3;
+constexpr uint8_t kGuardValue = 0xc3;
 
 // The message from one slot to another: empty, one that is sent at once, or one that waits for its receiver.
 std::vector<uint8_t> message_bytes(const Program& program, uint32_t step, uint32_t from,
@@ -54,7 +54,7 @@ void Player::messages() {
       const uint32_t slot = comm.members.slots[peer];
       message->expected = message_bytes(program_, step_, is_received ? slot : part_.slot,
                                         is_received ? part_.slot : slot);
-      message->buffer.assign(message->expected.size() + kGuardBytes, kGuard);
+      message->buffer.assign(message->expected.size() + kGuardBytes, kGuardValue);
       pending.push_back(std::move(message));
     }
   }
@@ -104,7 +104,7 @@ void Player::finish_message(PendingMessage* message) {
   if (message->request != nullptr) tell("a finished request was not set NULL");
   const std::vector<uint8_t>& expected = message->expected;
   for (size_t i = 0; i < kGuardBytes; ++i) {
-    if (message->buffer[expected.size() + i] != kGuard) return tell("bytes behind the buffer");
+    if (message->buffer[expected.size() + i] != kGuardValue) return tell("bytes behind the buffer");
   }
   if (!message->is_received || said.result != MEP_SUCCESS) return;
   const mep_message_t& envelope = message->envelope;

@@ -1,7 +1,7 @@
 // A program in words.
 #include <algorithm>
-#include <cstdio>
 
+#include "formatted.hpp"
 #include "program.hpp"
 
 namespace mep::programs {
@@ -11,13 +11,6 @@ constexpr const char* kTypes[] = {"?",       "int8",  "uint8",  "int16",   "uint
                                   "uint32",  "int64", "uint64", "float16", "bfloat16", "float32",
                                   "float64", "bool",  "e4m3",   "e5m2"};
 constexpr const char* kOperators[] = {"?", "sum", "prod", "min", "max", "avg", "and", "or", "xor"};
-
-template <typename... Values>
-std::string formatted(const char* format, Values... values) {
-  char line[256];
-  std::snprintf(line, sizeof line, format, values...);
-  return line;
-}
 
 std::string text_of(const Call& call) {
   std::string text = formatted("%s c%u", mep::name_of(call.kind), call.comm);
