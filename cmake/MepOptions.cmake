@@ -49,6 +49,13 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
 set(CMAKE_LIBRARY_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/lib")
 set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/lib")
 
+# Sanitizers and debuggers see single files.
+set(mep_unity_default ON)
+if(MEP_SANITIZE OR MEP_FUZZ OR CMAKE_BUILD_TYPE STREQUAL "Debug")
+  set(mep_unity_default OFF)
+endif()
+option(MEP_UNITY "Compile the sources of a folder together" ${mep_unity_default})
+
 add_library(mep_flags INTERFACE)
 # Contraction would make results depend on the instruction set; MEP promises the same bits everywhere.
 target_compile_options(mep_flags INTERFACE

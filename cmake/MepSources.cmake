@@ -1,5 +1,5 @@
 # How sources become targets.
-#   mep_objects   object library of all of src/, each file compiled once; mep_chaos links it
+#   mep_objects   object library of all of src/, compiled once; mep_chaos links it
 #   mep_parts     an archive of these objects; tools that use some of them link it
 #   mep           libmep.so, these objects behind the version script
 #   mep_internal  the same with all symbols visible, a shared library; tests link it
@@ -43,13 +43,62 @@ function(mep_precompile target)
     $<$<AND:$<COMPILE_LANG_AND_ID:CXX,GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:-Wno-array-bounds>)
 endfunction()
 
+# mep_compile_alone(FILE...): sources that no unit takes in; those with flags of their own must be.
+function(mep_compile_alone)
+  foreach(file IN LISTS ARGN)
+    get_filename_component(file "${file}" ABSOLUTE)
+    set_property(GLOBAL APPEND PROPERTY MEP_COMPILED_ALONE "${file}")
+  endforeach()
+endfunction()
+
+# mep_unite(RESULT NAME BASE SOURCES...): with MEP_UNITY, units of at most 16 of these sources each, and the sources that
+# are compiled alone; else the sources. Their target has the folder BASE among its include directories: a unit names
+# its sources from there, so that its bytes, and the objects that ccache keeps, are the same in every clone.
+function(mep_unite result name base)
+  set(sources ${ARGN})
+  set(${result} ${sources} PARENT_SCOPE)
+  get_property(alone GLOBAL PROPERTY MEP_COMPILED_ALONE)
+  set(others ${sources})
+  list(REMOVE_ITEM others ${alone})
+  list(LENGTH others count)
+  if(NOT MEP_UNITY OR count LESS 2)
+    return()
+  endif()
+  list(REMOVE_ITEM sources ${others})
+  math(EXPR units "(${count} + 15) / 16")
+  foreach(unit RANGE 1 ${units})
+    math(EXPR first "${count} * (${unit} - 1) / ${units}")
+    math(EXPR length "${count} * ${unit} / ${units} - ${first}")
+    list(SUBLIST others ${first} ${length} members)
+    set(text "")
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+      # It takes an included source for a header, whose unnamed namespaces other files could see.
+      set(text "#pragma GCC diagnostic ignored \"-Wsubobject-linkage\"\n")
+    endif()
+    foreach(member IN LISTS members)
+      file(RELATIVE_PATH member "${base}" "${member}")
+      string(APPEND text "#include \"${member}\"\n")
+    endforeach()
+    set(file "${PROJECT_BINARY_DIR}/units/${name}_${unit}.cpp")
+    file(CONFIGURE OUTPUT "${file}" CONTENT "${text}" @ONLY)
+    list(APPEND sources "${file}")
+  endforeach()
+  set(${result} ${sources} PARENT_SCOPE)
+endfunction()
+
+# Adds sources of a folder to mep_objects.
+function(mep_add_sources folder)
+  file(RELATIVE_PATH name "${PROJECT_SOURCE_DIR}/src" "${folder}")
+  string(REPLACE "/" "_" name "${name}")
+  mep_unite(sources "${name}" "${PROJECT_SOURCE_DIR}/src" ${ARGN})
+  target_sources(mep_objects PRIVATE ${sources})
+endfunction()
+
 # Adds the sources of one folder and of its subfolders to mep_objects. A subfolder with its own
 # CMakeLists.txt speaks for itself (it calls target_sources(mep_objects ...) or this function).
 function(mep_add_folder folder)
   file(GLOB sources CONFIGURE_DEPENDS "${folder}/*.cpp")
-  if(sources)
-    target_sources(mep_objects PRIVATE ${sources})
-  endif()
+  mep_add_sources("${folder}" ${sources})
   file(GLOB entries LIST_DIRECTORIES true CONFIGURE_DEPENDS "${folder}/*")
   foreach(entry IN LISTS entries)
     if(NOT IS_DIRECTORY "${entry}")
@@ -81,10 +130,16 @@ endfunction()
 # All that is installed: programs, libraries and the bindings'. No tests.
 add_custom_target(mep_programs)
 
-# mep_add_tool(NAME SOURCES... LIBRARIES...): a program that is built into bin/ and installed.
+# mep_add_tool(NAME SOURCES... LIBRARIES...): a program that is built into bin/ and installed. Its sources, with whole
+# paths, are compiled together.
 function(mep_add_tool name)
   cmake_parse_arguments(tool "" "" "SOURCES;LIBRARIES" ${ARGN})
-  add_executable(${name} ${tool_SOURCES})
+  set(united ${tool_SOURCES})
+  list(FILTER united INCLUDE REGEX "^/.*[.]cpp$")
+  list(REMOVE_ITEM tool_SOURCES ${united})
+  mep_unite(united ${name} "${CMAKE_CURRENT_SOURCE_DIR}" ${united})
+  add_executable(${name} ${united} ${tool_SOURCES})
+  target_include_directories(${name} PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
   mep_precompile(${name})
   target_link_libraries(${name} PRIVATE mep_flags ${tool_LIBRARIES})
   add_dependencies(mep_programs ${name})

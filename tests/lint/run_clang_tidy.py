@@ -20,6 +20,7 @@ import time
 
 FOLDERS = ("src", "perf", "tests", "examples")
 PRECOMPILED = re.compile(r" -Winvalid-pch| -include \S+/cmake_pch\.hxx")
+UNIT_OUTPUT = re.compile(r" -o \S+")
 STAMP_DAYS = 60
 # It takes as long as all other checks together, so only `./dev soak` runs it.
 ANALYZER = ",".join(("-*", "clang-analyzer-*",
@@ -99,9 +100,24 @@ def changed_files(root, commit):
     return {(root / name).resolve() for name in names}
 
 
-def commands_without_precompiled(build, folder):
-    """The compile commands without GCC's precompiled headers, written to a folder for clang-tidy."""
+def of_single_files(entry, units):
+    """A unit (mep_unite in cmake/MepSources.cmake) as the sources that it includes, each by its own command."""
+    unit = pathlib.Path(entry["directory"], entry["file"])
+    if unit.parent != units:
+        return [entry]
+    found = []
+    for name in INCLUDE.findall(unit.read_bytes()):
+        source = next(path for folder in include_folders(entry) if (path := folder / name.decode()).is_file())
+        # Stamps do not depend on the sources beside this one.
+        command = UNIT_OUTPUT.sub(f" -o {source.name}.o", entry["command"].replace(entry["file"], str(source)))
+        found.append({**entry, "command": command, "file": str(source), "output": f"{source.name}.o"})
+    return found
+
+
+def commands_for_clang(build, folder):
+    """The compile commands of single files without GCC's precompiled headers, written to a folder for clang-tidy."""
     commands = json.loads((build / "compile_commands.json").read_text())
+    commands = [single for entry in commands for single in of_single_files(entry, build / "units")]
     for entry in commands:
         entry["command"] = PRECOMPILED.sub("", entry["command"])
     folder.mkdir(exist_ok=True)
@@ -137,7 +153,7 @@ def main():
 
     entries = {}
     commands = build / "clang_tidy"
-    for entry in commands_without_precompiled(build, commands):
+    for entry in commands_for_clang(build, commands):
         source = pathlib.Path(entry["directory"], entry["file"]).resolve()
         if any(root / folder in source.parents for folder in FOLDERS) and source.suffix in (".c", ".cpp"):
             entries[source] = entry
