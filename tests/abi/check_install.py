@@ -123,7 +123,7 @@ def follow_links(prefix):
 
 
 def check_target():
-    """mep_programs, the target of ./dev run and ./dev install, makes every file that is installed and has a rule."""
+    """mep_programs, the target of ./dev install, makes every file that is installed and has a rule."""
     if not (Path(build) / "build.ninja").exists():
         return
     ninja = shutil.which("ninja")

@@ -96,6 +96,15 @@ class Configure(unittest.TestCase):
         self.assertIsNone(self.words("tsan", trees.ONE_GPU, True, {"MEP_WERROR": "ON", "MEP_CUDA": "OFF"}))
 
 
+class Progress(unittest.TestCase):
+    def test_an_old_ninja_is_not_asked_for_the_time_left(self):
+        for version, left in (("1.11.1", False), ("1.12.0", True), ("1.13.0.git", True), (None, False)):
+            with mock.patch.object(trees, "output_of", lambda *_, version=version: version), \
+                    mock.patch.dict(os.environ, {}, clear=True):
+                trees.show_progress()
+                self.assertEqual("%W" in os.environ["NINJA_STATUS"], left, version)
+
+
 class Gate(unittest.TestCase):
     def test_sets_the_variable(self):
         """./dev test --full configures a tree of its own so that warnings are errors; ./dev test does not."""

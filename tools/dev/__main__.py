@@ -146,19 +146,19 @@ def install_verb(arguments: list[str]) -> int:
 
 def run_verb(arguments: list[str]) -> int:
     ensure_packages()
-    build_or_stop("release", "mep_programs", cuda=cuda_of_a_short_run())
+    build_or_stop("release", ranks.RUN + (" mep_perf_queue" if arguments[:1] == ["queue"] else ""), cuda=cuda_of_a_short_run())
     return ranks.run_job(arguments)
 
 
 def bench_verb(_: list[str]) -> int:
     ensure_packages()
-    build_or_stop("release", "mep_programs", cuda=cuda_of_a_short_run())
+    build_or_stop("release", ranks.RUN, cuda=cuda_of_a_short_run())
     return ranks.bench()
 
 
 def chaos_verb(arguments: list[str]) -> int:
     ensure_packages()
-    build_or_stop("release", "mep_programs", cuda=cuda_of_a_short_run())
+    build_or_stop("release", "mep_chaos", cuda=cuda_of_a_short_run())
     return ranks.chaos(arguments)
 
 

@@ -11,6 +11,7 @@ import re
 from console import ROOT, has, jobs, note, output_of, read_lines, run, step
 
 BIN = "build/release/bin"
+RUN = "mep_perf mep_run"  # the targets of run and bench
 MOE = ["moe", "--tokens", "128", "--hidden", "7168", "--topk", "8", "--experts", "256", "--check"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 
 from console import ROOT, die, has, jobs, note, output_of, read_lines, run, step
 
@@ -119,8 +120,15 @@ def share_the_cache() -> None:
     os.environ.setdefault("CCACHE_DEPEND", "1")
 
 
+def show_progress() -> None:
+    """Ninja counts steps; the time tells more. Only 1.12 and later estimate what is left, and earlier ones refuse %W."""
+    version = re.findall(r"\d+", output_of("ninja", "--version") or "")
+    left = [int(number) for number in version[:2]] >= [1, 12]
+    os.environ.setdefault("NINJA_STATUS", "[%f/%t, %w, %W left] " if left else "[%f/%t, %e s] ")
+
+
 def build(preset: str = "release", target: str = "all", cuda: int = ALL_GPUS) -> bool:
-    """Configures when needed; afterwards CMake itself notices changes."""
+    """Configures when needed; afterwards CMake itself notices changes. `target`: one or more, with spaces between."""
     if not has("cmake"):
         die("cmake is missing")
     if run("cmake", "-P", "cmake/CheckVersion.cmake") != 0:
@@ -129,8 +137,9 @@ def build(preset: str = "release", target: str = "all", cuda: int = ALL_GPUS) ->
     if configure(preset, cuda) != 0:
         return False
     share_the_cache()
+    show_progress()
     step(f"Building build/{preset}")
-    return run("cmake", "--build", tree_of(preset), "-j", jobs(), "--target", target) == 0
+    return run("cmake", "--build", tree_of(preset), "-j", jobs(), "--target", *target.split()) == 0
 
 
 def build_or_stop(preset: str = "release", target: str = "all", cuda: int = ALL_GPUS) -> None:
