@@ -15,7 +15,8 @@ foreach(feature IN ITEMS CUDA VERBS MPI)
 endforeach()
 
 if(DEFINED BUILD_SHARED_LIBS AND NOT BUILD_SHARED_LIBS)
-  message(WARNING "MEP is a shared library, libmep.so, and has no static form: BUILD_SHARED_LIBS=OFF changes nothing.")
+  message(FATAL_ERROR "MEP is a shared library, libmep.so, and has no static form: leave out BUILD_SHARED_LIBS=OFF. "
+    "A program that takes MEP in by add_subdirectory sets it to ON for MEP.")
 endif()
 
 option(MEP_BUILD_TESTS "Build the tests (needs CMocka)" ${PROJECT_IS_TOP_LEVEL})
