@@ -8,6 +8,10 @@
 # too, and under ASan what has `asan` or `fuzz`. Further labels: `gpu`, and the name of the folder.
 set(MEP_TEST_TIERS quick gate soak)
 
+# The quick tests' target: the programs that their command lines name, and all that is installed.
+add_custom_target(mep_quick_tests)
+add_dependencies(mep_quick_tests mep_programs)
+
 # mep_test(NAME COMMAND... LABELS... [TIMEOUT SECONDS] [PROCESSORS N] [ENVIRONMENT...] [SKIP CODE]
 # [LOCK RESOURCE] [SERIAL]): one CTest entry. Under a sanitizer everything is slower,
 # so the limit is four times as long.
@@ -31,6 +35,16 @@ function(mep_test name)
     math(EXPR test_TIMEOUT "${test_TIMEOUT} * 4")
   endif()
   add_test(NAME ${name} COMMAND ${test_COMMAND})
+  if(tier STREQUAL "quick")
+    string(REGEX MATCHALL "TARGET_[A-Z_]+:[A-Za-z0-9_]+" used "${test_COMMAND};${test_ENVIRONMENT}")
+    list(TRANSFORM used REPLACE ".*:" "")
+    list(GET test_COMMAND 0 program)
+    foreach(target IN LISTS used program)
+      if(TARGET "${target}")
+        add_dependencies(mep_quick_tests "${target}")
+      endif()
+    endforeach()
+  endif()
   set_tests_properties(${name} PROPERTIES
     TIMEOUT ${test_TIMEOUT} LABELS "${test_LABELS}" ENVIRONMENT "${test_ENVIRONMENT}")
   if(test_PROCESSORS)

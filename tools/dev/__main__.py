@@ -19,7 +19,7 @@ from reach import reached
 from soak import soak
 from suites import Stages, sanitizer_tests
 from torch_tests import torch_tests
-from trees import NO_CUDA, ONE_GPU, build, build_or_stop, cache_value, cuda_of_a_short_run, tree_of
+from trees import NO_CUDA, ONE_GPU, SHORT_TESTS, build, build_or_stop, cache_value, cuda_of_a_short_run, tree_of
 
 HELP = """\
 ./dev run [ARGS]     install what is missing, build, and run a MoE layer's communication on 4 ranks,
@@ -85,7 +85,8 @@ def test(arguments: list[str]) -> int:
         ensure_cuda_compiler()
     if full:
         ensure_wheel_builder()
-    if not stages.run("build", lambda: (build("release", cuda=cuda), "")):
+    target = "all" if arguments else SHORT_TESTS
+    if not stages.run("build", lambda: (build("release", target, cuda), "")):
         return stages.finish()
     if len(arguments) == 1 and not arguments[0].startswith("-"):
         names = reached(arguments[0])

@@ -8,6 +8,7 @@ import re
 
 from console import ROOT, die, has, jobs, note, output_of, read_lines, run, step
 
+SHORT_TESTS = "mep_quick_tests"  # the target of ./dev test without arguments
 LAUNCHER = "CMAKE_{}_COMPILER_LAUNCHER"
 
 
