@@ -12,6 +12,7 @@ import fuzz_lab
 import gpu
 import lint
 import ranks
+from bench_build import bench_build
 from console import ROOT, die, jobs, note, run, step
 from docs_site import docs
 from packages import ensure_cuda_compiler, ensure_packages, ensure_wheel_builder
@@ -34,6 +35,7 @@ HELP = """\
 ./dev lint           layering, formatting and clang-tidy of what changed since the last clean run
 ./dev format         let clang-format rewrite the sources
 ./dev bench          mep_perf over collectives and the MoE layer beside MPI; JSON in build/bench/
+./dev bench-build    times first builds and writes the table of CONTRIBUTING.md
 ./dev chaos [ARGS]   random programs, then a checked job, while ranks are killed, stopped and replaced, for
                      some seconds; ARGS go to mep_chaos in place of the default ones. `./dev chaos figures`
                      measures what docs/measurements/two-core-epyc-failures.md shows, on 4 and 8 ranks
@@ -185,6 +187,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "lint": lint_verb,
     "format": lambda _: lint.rewrite(),
     "bench": bench_verb,
+    "bench-build": bench_build,
     "chaos": chaos_verb,
     "asan": lambda words: stage("asan tests", lambda stages: sanitizer_tests(stages, "asan", words, jobs())),
     "tsan": lambda words: stage("tsan tests", lambda stages: sanitizer_tests(stages, "tsan", words, jobs())),
