@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """Uses of a group of MEP that clients make and PyTorch's own suite does not: callbacks that wait, outputs of inference mode,
-a tensor twice in a list. 30 s."""
+a tensor twice in a list, a Buffer after a recovery. 40 s."""
+import datetime
+import os
+import signal
 import sys
 import unittest
 
@@ -67,12 +70,46 @@ def rank_tensor_twice():
     dist.destroy_process_group()
 
 
+def rank_buffer_after_recovery():
+    """A new Buffer over a group that has taken in a replacement, which has made fewer of them."""
+    import torch
+    import torch.distributed as dist
+    import mep.deep_ep as deep_ep
+    import mep.torch
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("mep", init_method=f"file://{os.environ['TEST_FOLDER']}/store", rank=rank, world_size=world,
+                            timeout=datetime.timedelta(seconds=60))
+    if not mep.torch.is_replacement():
+        for _ in range(2):
+            buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            dist.barrier()
+        except dist.DistBackendError:
+            mep.torch.recover([1], timeout=60)
+        buffer.destroy()
+    buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True)
+    x, index = torch.full((4, 128), 1.0 + rank, dtype=torch.bfloat16), torch.arange(8).view(4, 2) % (2 * world)
+    rows, _, handle, _, _ = buffer.low_latency_dispatch(x, index, 8, 2 * world, use_fp8=False)
+    sums, _, _ = buffer.low_latency_combine(rows.clone(), index, torch.ones(4, 2), handle)
+    expect(sums, x * 2, "a layer after the recovery")
+    buffer.destroy()
+    dist.destroy_process_group()
+
+
 class Clients(unittest.TestCase):
     def test_callbacks_that_wait(self):
         launch.run(__file__, "waiting_callbacks", 2)
 
     def test_outputs_of_inference_mode(self):
         launch.run(__file__, "inference_mode", 2)
+
+    def test_buffer_after_a_recovery(self):
+        processes, folder = launch.start(__file__, "buffer_after_recovery", 3)
+        self.assertEqual(processes.pop(1).wait(launch.LIMIT_S), -signal.SIGKILL)
+        processes.insert(1, launch.start_one(__file__, "buffer_after_recovery", 1, 3, folder, MEP_JOIN="1"))
+        launch.finish(processes, folder)
 
     def test_tensor_twice_in_a_list(self):
         launch.run(__file__, "tensor_twice", 3)

@@ -6,6 +6,7 @@ import datetime
 import uuid
 from typing import Any, Dict, Optional
 
+import torch
 import torch.distributed as _dist
 
 import mep
@@ -38,21 +39,32 @@ def _store_of(group: Any) -> Any:
             from None
 
 
+def _most(group: Any, number: int) -> int:
+    """The largest number that a rank of the group has."""
+    kinds = {device.type for device in getattr(group, "_device_types", ())}
+    most = torch.tensor([number], dtype=torch.int64, device="cpu" if "cpu" in kinds else "cuda")
+    _dist.all_reduce(most, _dist.ReduceOp.MAX, group=group)
+    return int(most)
+
+
 class Place:
     """The place of this process in a communicator for the ranks of `group`, rank for rank.
 
     The ranks meet through the group's store and use nothing else of the group. Each makes its communicators of one
-    group in the same order.
+    group in the same order. together: all of them make this one now; so those of a group of MEP, in which a replacement has
+    made fewer, agree on its number by the group.
     """
 
-    def __init__(self, group: Any):
+    def __init__(self, group: Any, together: bool = False):
         if not isinstance(group, _dist.ProcessGroup):
             raise TypeError(f"group is a {type(group).__name__}; it must be a process group with this process, or a "
                             "mep.Comm")
         self.rank, self.size = group.rank(), group.size()
         self.is_on_gpus = {device.type for device in getattr(group, "_device_types", ())} == {"cuda"}
         number = _made[group.group_name]
-        _made[group.group_name] += 1
+        if together and self.size > 1 and _dist.get_backend(group) == "mep":
+            number = _most(group, number)
+        _made[group.group_name] = number + 1
         self._store = _dist.PrefixStore(f"mep/ep/{number}", _store_of(group))
 
     def _options(self) -> dict:

@@ -74,7 +74,7 @@ class Buffer:
         self.enable_shrink, self._destroyed = enable_shrink, False
         self._calls: Optional[LowLatency] = None
         self._normal: Optional[HighThroughput] = None
-        self._place = Place(group) if comm is None else None
+        self._place = Place(group, together=True) if comm is None else None
         if comm is not None:
             self._take(comm)
         elif not torch.cuda.is_available():
