@@ -345,6 +345,7 @@ mep_result_t mep_ep_buffer_view(mep_ep_t ep, uint32_t buffer, mep_ep_view_t* vie
   });
 }
 
+// The routing's four numbers and three results. NOLINTNEXTLINE(readability-function-size)
 mep_result_t mep_dispatch_layout(mep_comm_t comm, const void* topk_idx, mep_dtype_t topk_idx_type,
                                  uint32_t num_tokens, uint32_t top_k, uint32_t num_experts,
                                  int32_t* tokens_per_rank, int32_t* tokens_per_expert,
