@@ -1,6 +1,7 @@
 """DeepEP's calls over MEP's expert parallelism, for tensors of the CPU or of GPUs: `import mep.deep_ep as deep_ep`.
 
-Low-latency and normal mode and the dispatches of ElasticBuffer are there; docs/guide/deep-ep.md says what differs from DeepEP.
+Low-latency and normal mode and the dispatches of ElasticBuffer and HybridEPBuffer are there; docs/guide/deep-ep.md says
+what differs from DeepEP.
 """
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import torch as _torch
 
 from .buffer import Buffer, Config
 from .elastic import ElasticBuffer, EPHandle
+from .hybrid_ep_buffer import HybridEPBuffer
 from .utils import EventHandle, EventOverlap
 
 topk_idx_t = _torch.int64
@@ -26,4 +28,5 @@ def install() -> None:
             sys.modules["deep_ep" + name[len(__name__):]] = module
 
 
-__all__ = ["Buffer", "Config", "ElasticBuffer", "EPHandle", "EventHandle", "EventOverlap", "install", "topk_idx_t"]
+__all__ = ["Buffer", "Config", "ElasticBuffer", "EPHandle", "EventHandle", "EventOverlap", "HybridEPBuffer", "install",
+           "topk_idx_t"]
