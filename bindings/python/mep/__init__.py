@@ -17,9 +17,11 @@ from ._call import check as _check
 from ._call import lib as _lib
 from ._group import group
 from ._message_calls import ANY_SOURCE, ANY_TAG, Message
+from ._types import BufferLike
 from .comm import Comm, PeerState, View, init, init_all, join
 from ._device import DeviceArray
-from .ep import Ep, EpSize, Handle, OpStatus, Received
+from ._ep_results import EpSize, OpStatus, Received
+from .ep import Ep, Handle
 from .errors import (AbortedError, BootstrapError, BusyError, CapacityError, DeniedError, DeviceError,
                      Error, EvictedError, ForkedError, InternalError, InvalidArgumentError,
                      MismatchError, NoMemoryError, NoQuorumError, NotFoundError, PeerFailedError,
@@ -38,12 +40,14 @@ def library_version() -> str:
 
 def result_string(code: int) -> str:
     """The name of a result code."""
-    return _lib.mep_result_string(code).decode()
+    name: bytes = _lib.mep_result_string(code)
+    return name.decode()
 
 
 def dtype_size(dtype: object) -> int:
     """Bytes of one item of a type: a name, number or NumPy dtype."""
-    return _lib.mep_dtype_size(dtype_number(dtype))
+    size: int = _lib.mep_dtype_size(dtype_number(dtype))
+    return size
 
 
 def preferred_hca(location: str = "cpu") -> str:
@@ -57,7 +61,7 @@ def preferred_hca(location: str = "cpu") -> str:
 
 
 __all__ = [
-    "ANY_SOURCE", "ANY_TAG", "AbortedError", "BootstrapError", "BusyError", "CapacityError", "Comm",
+    "ANY_SOURCE", "ANY_TAG", "AbortedError", "BootstrapError", "BufferLike", "BusyError", "CapacityError", "Comm",
     "DeniedError", "DeviceArray", "DeviceError", "Ep", "EpSize", "Error", "EvictedError", "ForkedError",
     "Handle", "InternalError", "InvalidArgumentError", "Message", "MismatchError", "NoMemoryError",
     "NoQuorumError", "NotFoundError", "OpInfo", "OpStatus", "PeerFailedError", "PeerLeftError",

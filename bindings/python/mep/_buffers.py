@@ -13,7 +13,7 @@ from . import _abi
 from ._call import address_argument, lib, size_argument, uint32_argument
 
 try:  # bfloat16 and 8-bit floats as NumPy types; without it they are uint16 and uint8
-    import ml_dtypes as _ml_dtypes
+    import ml_dtypes as _ml_dtypes  # pyright: ignore[reportMissingImports] - it may be missing
 except ImportError:
     _ml_dtypes = None
 
@@ -78,12 +78,13 @@ def numpy_dtype(number: int) -> numpy.dtype:
     return numpy.dtype(next(name for name, value in NUMBERS.items() if value == number))
 
 
-def maker(like: Any, zeroed: bool = False) -> "Callable[[tuple, int], Any]":
+def maker(like: Any, zeroed: bool = False) -> "Callable[[tuple[int, ...], int], Any]":
     """A function that makes new arrays of the kind of `like`, of a shape and a MEP type: tensors of PyTorch where it
     is one, and types that NumPy lacks as unsigned integers where `like` has them so. It does not keep `like`.
     zeroed: not on a GPU, where PyTorch's stream may do it after the collective's has written."""
-    torch = sys.modules.get("torch")  # nobody has a tensor without it
-    if torch is not None and isinstance(like, getattr(torch, "Tensor", ())):
+    torch: Any = sys.modules.get("torch")  # nobody has a tensor without it
+    kind: Any = getattr(torch, "Tensor", ())
+    if isinstance(like, kind):
         device = like.device
         tensor = torch.zeros if zeroed and device.type == "cpu" else torch.empty
         return lambda shape, number: tensor(shape, dtype=getattr(torch, RAW[number][0] if number in RAW
@@ -106,7 +107,7 @@ class Memory:
         release(self.kept)
 
 
-def array_at(address: Optional[int], shape: tuple, dtype: Any, writable: bool = False,
+def array_at(address: Optional[int], shape: tuple[int, ...], dtype: Any, writable: bool = False,
              owner: Any = None) -> numpy.ndarray:
     """An array over memory that `owner` keeps; the array and all that is made from it hold the owner."""
     dtype = numpy.dtype(dtype)
@@ -158,7 +159,7 @@ _COUNTS = tuple(size_argument(count) for count in range(_FEW))
 _ARRAY = numpy.ndarray if _knows_fields() else ()  # () is no object's type
 
 
-def in_place(array: Any) -> Optional[tuple]:
+def in_place(array: Any) -> Optional[tuple[Any, ...]]:
     """Arguments of C for a NumPy array that is read and written: address, address, items, type. None: it is another
     object or has something wrong with it, and buffer() finds out what."""
     if type(array) is _ARRAY:
@@ -176,7 +177,7 @@ class Buffer:
 
     __slots__ = ("address", "count", "dtype", "shape", "strides", "writable", "owner", "on_gpu")
 
-    def __init__(self, address: int, shape: tuple, strides: Optional[tuple], dtype: int,
+    def __init__(self, address: int, shape: tuple[int, ...], strides: Optional[tuple[int, ...]], dtype: int,
                  writable: bool, owner: Any, on_gpu: bool = False):
         self.on_gpu = on_gpu
         self.address = address
@@ -223,7 +224,7 @@ _capsule_pointer.restype = ctypes.c_void_p
 _capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
-def _is_contiguous(shape: tuple, strides: Optional[tuple], item: int) -> bool:
+def _is_contiguous(shape: tuple[int, ...], strides: Optional[tuple[int, ...]], item: int) -> bool:
     """Whether C order without gaps; strides count units of `item`, None means contiguous."""
     if strides is None or 0 in shape:
         return True
@@ -262,10 +263,11 @@ def _from_dlpack(obj: Any) -> Buffer:
                   (obj, capsule), tensor.device_type in _CUDA_DEVICES)
 
 
-def _cuda_interface(obj: Any) -> Optional[dict]:
+def _cuda_interface(obj: Any) -> Optional[dict[str, Any]]:
     """PyTorch's tensors raise for CPU memory and for types that the protocol lacks (bfloat16)."""
     try:
-        return obj.__cuda_array_interface__
+        interface: Optional[dict[str, Any]] = obj.__cuda_array_interface__
+        return interface
     except (AttributeError, TypeError, RuntimeError):
         return None
 
@@ -277,7 +279,7 @@ def _from_tensor(tensor: Any) -> Buffer:
     return Buffer(tensor.data_ptr(), tensor.shape, strides, number, True, tensor, on_gpu=True)
 
 
-def _from_interface(obj: Any, interface: dict, on_gpu: bool = False) -> Buffer:
+def _from_interface(obj: Any, interface: dict[str, Any], on_gpu: bool = False) -> Buffer:
     shape, strides = interface["shape"], interface.get("strides")
     dtype = numpy.dtype(interface["typestr"])
     if interface.get("mask") is not None:
@@ -315,9 +317,10 @@ def stream_address(stream: Any) -> int:
         return stream
     if stream is None:
         return 0
-    protocol = getattr(stream, "__cuda_stream__", None)
+    protocol: Any = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
-        return int((protocol() if callable(protocol) else protocol)[1])
+        pair: Any = protocol() if callable(protocol) else protocol
+        return int(pair[1])
     for name in ("cuda_stream", "ptr", "handle"):
         value = getattr(stream, name, None)
         if value is not None:

@@ -37,7 +37,8 @@ def bare(name: str) -> Callable[..., int]:
 
 def last_error() -> str:
     """The library's text for the calling thread's last failed call."""
-    return lib.mep_last_error().decode("utf-8", "replace")
+    text: bytes = lib.mep_last_error()
+    return text.decode("utf-8", "replace")
 
 
 def check(result: int) -> int:
@@ -50,12 +51,12 @@ def check(result: int) -> int:
 def int32(name: str, value: Any) -> int:
     """ctypes would cut off what C's int32_t has no room for."""
     try:
-        value = operator.index(value)
+        number = operator.index(value)
     except TypeError:
         raise TypeError(f"{name} is {value!r} of type {type(value).__name__}, it must be a whole number") from None
-    if not -2**31 <= value < 2**31:
-        raise ValueError(f"{name} is {value}, which has more than 32 bits")
-    return value
+    if not -2**31 <= number < 2**31:
+        raise ValueError(f"{name} is {number}, which has more than 32 bits")
+    return number
 
 
 class Unique:
@@ -96,7 +97,7 @@ class _Call:
     """One call on a helper. The thread that comes second, the helper with the result or the main thread with an
     exception, does what has to be done for an abandoned call."""
 
-    def __init__(self, function: Callable[..., int], arguments: tuple, calls: Optional[Calls],
+    def __init__(self, function: Callable[..., int], arguments: tuple[Any, ...], calls: Optional[Calls],
                  undo: Optional[Callable[[], Any]]):
         self.function, self.arguments = function, arguments
         self.calls, self.undo = calls, undo
@@ -106,7 +107,7 @@ class _Call:
         self.finished = False  # returned, and what follows from it is done
         self.gate = threading.Lock()  # free once the call has finished
         self.gate.acquire()
-        self.result: Any = None
+        self.result: Any = None  # of the function, or the exception that it raised
         self.text = ""
 
     def run(self) -> None:
@@ -175,13 +176,13 @@ class _Helper:
         while True:
             call = self._work.get()
             call.run()
-            call = None  # keeps no buffers alive between calls
+            del call  # keeps no buffers alive between calls
 
     def start(self, call: _Call) -> None:
         self._work.put(call)
 
 
-_idle: list = []  # helpers that have no call to make
+_idle: list[_Helper] = []  # helpers that have no call to make
 
 
 def _forget_helpers() -> None:
@@ -218,7 +219,8 @@ def blocking(function: Callable[..., int], *arguments: Any, calls: Optional[Call
         raise call.result
     if call.result < 0:
         raise error(call.result, call.text)
-    return call.result
+    result: int = call.result
+    return result
 
 
 def milliseconds(seconds: Optional[float], default: int = 0) -> int:

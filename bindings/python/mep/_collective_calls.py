@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, List, Optional, Union, cast
+from typing import TYPE_CHECKING, Any, List, Optional, Tuple, TypeVar, Union, cast, overload
 
 from . import _abi
 from ._buffers import Buffer, buffer, dtype_name, in_place, maker, stream_address
@@ -10,6 +10,7 @@ from ._call import (address_argument, bare, check, int32, int32_argument, size_a
                     uint32_argument)
 from ._collectives import COLLECTIVES
 from ._group import current_group, joins_group
+from ._types import BufferLike, Counts, Given
 from .request import SLICE, OpInfoRecord, Request, running, wait_for
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ _OPERATORS = {key: uint32_argument(number) for name, number in OPS.items() for k
 _ENQUEUE = {name.removeprefix("mep_"): bare(name) for name in COLLECTIVES if not name.startswith("mep_i")}
 _BEGIN = {name: bare("mep_i" + name) for name in _ENQUEUE}
 NO_STREAM = 0
+_Result = TypeVar("_Result")
+_Prepared = Tuple[Tuple[Any, ...], _Result, Any]  # arguments of C, the result, what must live as long as the operation
 
 
 class CollectiveCalls:
@@ -41,150 +44,179 @@ class CollectiveCalls:
         """Begins a barrier; the request's wait() returns after every live rank has entered."""
         return self._start(_BEGIN["barrier"], (), None, ())
 
-    def broadcast(self, buf: Any, root: int = 0, recv: Any = None, *, dtype: Any = None,
+    @overload
+    def broadcast(self, buf: Given, root: int = 0, recv: None = None, *, dtype: Any = None,
+                  stream: Any = NO_STREAM) -> Given: ...
+
+    @overload
+    def broadcast(self, buf: BufferLike, root: int, recv: Given, *, dtype: Any = None,
+                  stream: Any = NO_STREAM) -> Given: ...
+
+    @overload
+    def broadcast(self, buf: BufferLike, root: int = 0, *, recv: Given, dtype: Any = None,
+                  stream: Any = NO_STREAM) -> Given: ...
+
+    def broadcast(self, buf: BufferLike, root: int = 0, recv: Optional[BufferLike] = None, *, dtype: Any = None,
                   stream: Any = NO_STREAM) -> Any:
         """recv on every rank = buf of root; without recv, buf is both. Returns the receive buffer."""
         return self._run("broadcast", self._broadcast(buf, root, recv, dtype), stream)
 
-    def ibroadcast(self, buf: Any, root: int = 0, recv: Any = None, *, dtype: Any = None) -> Request:
+    def ibroadcast(self, buf: BufferLike, root: int = 0, recv: Optional[BufferLike] = None, *,
+                   dtype: Any = None) -> Request:
         """Begins broadcast; the request's wait() gives what broadcast returns."""
         return self._start(_BEGIN["broadcast"], *self._broadcast(buf, root, recv, dtype))
 
-    def allgather(self, send: Any, recv: Any = None, *, dtype: Any = None, stream: Any = NO_STREAM) -> Any:
+    def allgather(self, send: Optional[BufferLike], recv: Optional[Given] = None, *, dtype: Any = None,
+                  stream: Any = NO_STREAM) -> Given:
         """recv[r] = send of rank r; recv has size times the items of send. Without recv a new array
         [size, *send.shape] of the kind of send (NumPy, ml_dtypes or PyTorch), as of all calls that make
         one. Blocks of absent ranks stay as they are; in a new array they are zero, in a new tensor on a GPU
         undefined. send None: this rank's block of recv is the input."""
         return self._run("allgather", self._allgather(send, recv, dtype), stream)
 
-    def iallgather(self, send: Any, recv: Any = None, *, dtype: Any = None) -> Request:
+    def iallgather(self, send: Optional[BufferLike], recv: Optional[BufferLike] = None, *,
+                   dtype: Any = None) -> Request:
         """Begins allgather; the request's wait() gives what allgather returns."""
         return self._start(_BEGIN["allgather"], *self._allgather(send, recv, dtype))
 
-    def allreduce(self, send: Any, recv: Any = None, op: Union[str, int] = "sum", *,
+    @overload
+    def allreduce(self, send: Given, recv: None = None, op: Union[str, int] = "sum", *, dtype: Any = None,
+                  stream: Any = NO_STREAM) -> Given: ...
+
+    @overload
+    def allreduce(self, send: BufferLike, recv: Given, op: Union[str, int] = "sum", *, dtype: Any = None,
+                  stream: Any = NO_STREAM) -> Given: ...
+
+    def allreduce(self, send: BufferLike, recv: Optional[BufferLike] = None, op: Union[str, int] = "sum", *,
                   dtype: Any = None, stream: Any = NO_STREAM) -> Any:
         """recv = op over the live ranks' send, item by item; without recv in place. op: sum, prod,
         min, max, avg, and, or, xor. Returns the receive buffer."""
         return self._run("allreduce", self._allreduce(send, recv, op, dtype), stream)
 
-    def iallreduce(self, send: Any, recv: Any = None, op: Union[str, int] = "sum", *,
+    def iallreduce(self, send: BufferLike, recv: Optional[BufferLike] = None, op: Union[str, int] = "sum", *,
                    dtype: Any = None) -> Request:
         """Begins allreduce; the request's wait() gives what allreduce returns."""
         return self._start(_BEGIN["allreduce"], *self._allreduce(send, recv, op, dtype))
 
-    def reduce(self, send: Any, root: int = 0, recv: Any = None, op: Union[str, int] = "sum", *,
-               dtype: Any = None, stream: Any = NO_STREAM) -> Any:
+    def reduce(self, send: BufferLike, root: int = 0, recv: Optional[BufferLike] = None, op: Union[str, int] = "sum",
+               *, dtype: Any = None, stream: Any = NO_STREAM) -> Any:
         """recv of root = op over the live ranks' send; without recv in place there. Returns the receive
         buffer of root, elsewhere None."""
         return self._run("reduce", self._reduce(send, root, recv, op, dtype), stream)
 
-    def ireduce(self, send: Any, root: int = 0, recv: Any = None, op: Union[str, int] = "sum", *,
-                dtype: Any = None) -> Request:
+    def ireduce(self, send: BufferLike, root: int = 0, recv: Optional[BufferLike] = None, op: Union[str, int] = "sum",
+                *, dtype: Any = None) -> Request:
         """Begins reduce; the request's wait() gives what reduce returns."""
         return self._start(_BEGIN["reduce"], *self._reduce(send, root, recv, op, dtype))
 
-    def gather(self, send: Any, root: int = 0, recv: Any = None, *, dtype: Any = None,
-               stream: Any = NO_STREAM) -> Any:
+    def gather(self, send: Optional[BufferLike], root: int = 0, recv: Optional[BufferLike] = None, *,
+               dtype: Any = None, stream: Any = NO_STREAM) -> Any:
         """recv[r] of root = send of rank r; root may leave recv and send away as in allgather. Blocks of absent
         ranks: as of allgather. Returns the receive buffer of root, elsewhere None."""
         return self._run("gather", self._gather(send, root, recv, dtype), stream)
 
-    def igather(self, send: Any, root: int = 0, recv: Any = None, *, dtype: Any = None) -> Request:
+    def igather(self, send: Optional[BufferLike], root: int = 0, recv: Optional[BufferLike] = None, *,
+                dtype: Any = None) -> Request:
         """Begins gather; the request's wait() gives what gather returns."""
         return self._start(_BEGIN["gather"], *self._gather(send, root, recv, dtype))
 
-    def scatter(self, send: Any, root: int = 0, recv: Any = None, *, dtype: Any = None,
-                stream: Any = NO_STREAM) -> Any:
+    def scatter(self, send: Optional[BufferLike], root: int = 0, recv: Optional[Given] = None, *,
+                dtype: Any = None, stream: Any = NO_STREAM) -> Given:
         """recv of rank r = block r of root's send, which has size times the items of recv and may be None
         elsewhere. Without recv root's block stays in send. Returns the receive buffer."""
         return self._run("scatter", self._scatter(send, root, recv, dtype), stream)
 
-    def iscatter(self, send: Any, root: int = 0, recv: Any = None, *, dtype: Any = None) -> Request:
+    def iscatter(self, send: Optional[BufferLike], root: int = 0, recv: Optional[BufferLike] = None, *,
+                 dtype: Any = None) -> Request:
         """Begins scatter; the request's wait() gives what scatter returns."""
         return self._start(_BEGIN["scatter"], *self._scatter(send, root, recv, dtype))
 
-    def reduce_scatter(self, send: Any, recv: Any = None, op: Union[str, int] = "sum", *,
-                       dtype: Any = None, stream: Any = NO_STREAM) -> Any:
+    def reduce_scatter(self, send: BufferLike, recv: Optional[Given] = None, op: Union[str, int] = "sum", *,
+                       dtype: Any = None, stream: Any = NO_STREAM) -> Given:
         """recv of rank r = op over the live ranks' block r of send, which has size times the items of recv.
         Without recv a new array, of the shape of send[r] if send has size rows. recv may be this
         rank's block of send. Returns the receive buffer."""
         return self._run("reduce_scatter", self._reduce_scatter(send, recv, op, dtype), stream)
 
-    def ireduce_scatter(self, send: Any, recv: Any = None, op: Union[str, int] = "sum", *,
+    def ireduce_scatter(self, send: BufferLike, recv: Optional[BufferLike] = None, op: Union[str, int] = "sum", *,
                         dtype: Any = None) -> Request:
         """Begins reduce_scatter; the request's wait() gives what reduce_scatter returns."""
         return self._start(_BEGIN["reduce_scatter"], *self._reduce_scatter(send, recv, op, dtype))
 
-    def alltoall(self, send: Any, recv: Any = None, *, dtype: Any = None, stream: Any = NO_STREAM) -> Any:
+    def alltoall(self, send: BufferLike, recv: Optional[Given] = None, *, dtype: Any = None,
+                 stream: Any = NO_STREAM) -> Given:
         """Block s of recv = this rank's block of send of rank s. Both have size blocks; without recv a new
         array of the shape of send. Blocks of absent ranks: as of allgather. Returns the receive buffer."""
         return self._run("alltoall", self._alltoall(send, recv, dtype), stream)
 
-    def ialltoall(self, send: Any, recv: Any = None, *, dtype: Any = None) -> Request:
+    def ialltoall(self, send: BufferLike, recv: Optional[BufferLike] = None, *, dtype: Any = None) -> Request:
         """Begins alltoall; the request's wait() gives what alltoall returns."""
         return self._start(_BEGIN["alltoall"], *self._alltoall(send, recv, dtype))
 
-    def allgatherv(self, send: Any, counts: Any, recv: Any = None, displs: Any = None, *,
-                   dtype: Any = None, stream: Any = NO_STREAM) -> Any:
+    def allgatherv(self, send: Optional[BufferLike], counts: Counts, recv: Optional[Given] = None,
+                   displs: Optional[Counts] = None, *, dtype: Any = None, stream: Any = NO_STREAM) -> Given:
         """The counts[r] items of recv from displs[r] on = send of rank r. Without displs the blocks lie one
         behind the other, without recv in a new array. Blocks of absent ranks, and what lies between the blocks of
         a new array: as of allgather. send None: this rank's block of recv is the input."""
         return self._run("allgatherv", self._allgatherv(send, counts, recv, displs, dtype), stream)
 
-    def iallgatherv(self, send: Any, counts: Any, recv: Any = None, displs: Any = None, *,
-                    dtype: Any = None) -> Request:
+    def iallgatherv(self, send: Optional[BufferLike], counts: Counts, recv: Optional[BufferLike] = None,
+                    displs: Optional[Counts] = None, *, dtype: Any = None) -> Request:
         """Begins allgatherv; the request's wait() gives what allgatherv returns."""
         return self._start(_BEGIN["allgatherv"], *self._allgatherv(send, counts, recv, displs, dtype))
 
-    def gatherv(self, send: Any, root: int = 0, counts: Any = None, recv: Any = None,
-                displs: Any = None, *, dtype: Any = None, stream: Any = NO_STREAM) -> Any:
+    def gatherv(self, send: Optional[BufferLike], root: int = 0, counts: Optional[Counts] = None,
+                recv: Optional[BufferLike] = None, displs: Optional[Counts] = None, *, dtype: Any = None,
+                stream: Any = NO_STREAM) -> Any:
         """Like allgatherv for root, which alone gives counts. Returns its receive buffer, elsewhere None."""
         return self._run("gatherv", self._gatherv(send, root, counts, recv, displs, dtype), stream)
 
-    def igatherv(self, send: Any, root: int = 0, counts: Any = None, recv: Any = None,
-                 displs: Any = None, *, dtype: Any = None) -> Request:
+    def igatherv(self, send: Optional[BufferLike], root: int = 0, counts: Optional[Counts] = None,
+                 recv: Optional[BufferLike] = None, displs: Optional[Counts] = None, *, dtype: Any = None) -> Request:
         """Begins gatherv; the request's wait() gives what gatherv returns."""
         return self._start(_BEGIN["gatherv"],
                            *self._gatherv(send, root, counts, recv, displs, dtype))
 
-    def scatterv(self, send: Any, root: int = 0, counts: Any = None, recv: Any = None,
-                 displs: Any = None, *, dtype: Any = None, stream: Any = NO_STREAM) -> Any:
+    def scatterv(self, send: Optional[BufferLike], root: int = 0, counts: Optional[Counts] = None,
+                 recv: Optional[Given] = None, displs: Optional[Counts] = None, *, dtype: Any = None,
+                 stream: Any = NO_STREAM) -> Given:
         """recv of rank r = the counts[r] items of root's send from displs[r] on; root alone gives counts.
         Without recv root's block stays in send. Returns the receive buffer."""
         return self._run("scatterv", self._scatterv(send, root, counts, recv, displs, dtype), stream)
 
-    def iscatterv(self, send: Any, root: int = 0, counts: Any = None, recv: Any = None,
-                  displs: Any = None, *, dtype: Any = None) -> Request:
+    def iscatterv(self, send: Optional[BufferLike], root: int = 0, counts: Optional[Counts] = None,
+                  recv: Optional[BufferLike] = None, displs: Optional[Counts] = None, *,
+                  dtype: Any = None) -> Request:
         """Begins scatterv; the request's wait() gives what scatterv returns."""
         return self._start(_BEGIN["scatterv"],
                            *self._scatterv(send, root, counts, recv, displs, dtype))
 
-    def reduce_scatterv(self, send: Any, counts: Any, recv: Any = None,
-                        op: Union[str, int] = "sum", displs: Any = None, *, dtype: Any = None,
-                        stream: Any = NO_STREAM) -> Any:
+    def reduce_scatterv(self, send: BufferLike, counts: Counts, recv: Optional[Given] = None,
+                        op: Union[str, int] = "sum", displs: Optional[Counts] = None, *, dtype: Any = None,
+                        stream: Any = NO_STREAM) -> Given:
         """recv of rank r = op over the live ranks' counts[r] items of send from displs[r] on. Without recv a
         new array. recv may be this rank's block of send. Returns the receive buffer."""
         return self._run("reduce_scatterv",
                          self._reduce_scatterv(send, counts, recv, op, displs, dtype), stream)
 
-    def ireduce_scatterv(self, send: Any, counts: Any, recv: Any = None,
-                         op: Union[str, int] = "sum", displs: Any = None, *,
+    def ireduce_scatterv(self, send: BufferLike, counts: Counts, recv: Optional[BufferLike] = None,
+                         op: Union[str, int] = "sum", displs: Optional[Counts] = None, *,
                          dtype: Any = None) -> Request:
         """Begins reduce_scatterv; the request's wait() gives what reduce_scatterv returns."""
         return self._start(_BEGIN["reduce_scatterv"],
                            *self._reduce_scatterv(send, counts, recv, op, displs, dtype))
 
-    def alltoallv(self, send: Any, sendcounts: Any, recvcounts: Any, recv: Any = None,
-                  senddispls: Any = None, recvdispls: Any = None, *, dtype: Any = None,
-                  stream: Any = NO_STREAM) -> Any:
+    def alltoallv(self, send: BufferLike, sendcounts: Counts, recvcounts: Counts, recv: Optional[Given] = None,
+                  senddispls: Optional[Counts] = None, recvdispls: Optional[Counts] = None, *, dtype: Any = None,
+                  stream: Any = NO_STREAM) -> Given:
         """The recvcounts[s] items of recv from recvdispls[s] on = this rank's sendcounts[rank] items of send of
         rank s. Without recv a new array. Blocks of absent ranks, and what lies between the blocks of a new
         array: as of allgather. Returns the receive buffer."""
         return self._run("alltoallv", self._alltoallv(send, sendcounts, recvcounts, recv, senddispls,
                                                       recvdispls, dtype), stream)
 
-    def ialltoallv(self, send: Any, sendcounts: Any, recvcounts: Any, recv: Any = None,
-                   senddispls: Any = None, recvdispls: Any = None, *,
+    def ialltoallv(self, send: BufferLike, sendcounts: Counts, recvcounts: Counts, recv: Optional[BufferLike] = None,
+                   senddispls: Optional[Counts] = None, recvdispls: Optional[Counts] = None, *,
                    dtype: Any = None) -> Request:
         """Begins alltoallv; the request's wait() gives what alltoallv returns."""
         return self._start(_BEGIN["alltoallv"], *self._alltoallv(send, sendcounts, recvcounts, recv,
@@ -193,7 +225,7 @@ class CollectiveCalls:
     # ---- arguments of C, the result, and what must live as long as the operation: a NumPy array of the host that can
     # be used as it is, or Buffers in a tuple ------------------------------------------------------
 
-    def _broadcast(self, buf: Any, root: int, recv: Any, dtype: Any) -> tuple:
+    def _broadcast(self, buf: Any, root: int, recv: Any, dtype: Any) -> _Prepared[Any]:
         if recv is None and dtype is None and (found := in_place(buf)) is not None:
             return (*found, _root(root)), buf, buf
         result = buf if recv is None else recv
@@ -204,16 +236,16 @@ class CollectiveCalls:
                      target.dtype_argument, _root(root))
         return arguments, result, (source, target)
 
-    def _allgather(self, send: Any, recv: Any, dtype: Any) -> tuple:
+    def _allgather(self, send: Any, recv: Optional[Given], dtype: Any) -> _Prepared[Given]:
         if send is None:
             target = buffer(recv, dtype, writable=True)
             count = self._items_of_a_rank("recv", target)
             own = target.address + self.rank * count * target.itemsize
             arguments = (address_argument(own), target.address_argument, size_argument(count), target.dtype_argument)
-            return arguments, recv, (target,)
+            return arguments, cast(Given, recv), (target,)
         source = buffer(send, dtype)
         if recv is None:
-            recv = maker(send, zeroed=True)((self.size,) + source.shape, source.dtype)
+            recv = cast(Given, maker(send, zeroed=True)((self.size,) + source.shape, source.dtype))
             target = buffer(recv, source.dtype, writable=True)
         else:
             target = buffer(recv, dtype, writable=True)
@@ -222,7 +254,7 @@ class CollectiveCalls:
                      source.dtype_argument)
         return arguments, recv, (source, target)
 
-    def _allreduce(self, send: Any, recv: Any, op: Union[str, int], dtype: Any) -> tuple:
+    def _allreduce(self, send: Any, recv: Any, op: Union[str, int], dtype: Any) -> _Prepared[Any]:
         if recv is None and dtype is None and (found := in_place(send)) is not None:
             return (*found, _operator(op)), send, send
         result = send if recv is None else recv
@@ -233,7 +265,7 @@ class CollectiveCalls:
                      source.dtype_argument, _operator(op))
         return arguments, result, (source, target)
 
-    def _reduce(self, send: Any, root: int, recv: Any, op: Union[str, int], dtype: Any) -> tuple:
+    def _reduce(self, send: Any, root: int, recv: Any, op: Union[str, int], dtype: Any) -> _Prepared[Any]:
         number = _root(root)
         if self.rank == root:
             arguments, result, keep = self._allreduce(send, recv, op, dtype)
@@ -243,7 +275,7 @@ class CollectiveCalls:
                      _operator(op), number)
         return arguments, None, (source,)
 
-    def _gather(self, send: Any, root: int, recv: Any, dtype: Any) -> tuple:
+    def _gather(self, send: Any, root: int, recv: Any, dtype: Any) -> _Prepared[Any]:
         number = _root(root)
         if self.rank == root:
             arguments, result, keep = self._allgather(send, recv, dtype)
@@ -252,12 +284,12 @@ class CollectiveCalls:
         arguments = (source.address_argument, None, source.count_argument, source.dtype_argument, number)
         return arguments, None, (source,)
 
-    def _scatter(self, send: Any, root: int, recv: Any, dtype: Any) -> tuple:
+    def _scatter(self, send: Any, root: int, recv: Optional[Given], dtype: Any) -> _Prepared[Given]:
         number = _root(root)
         if self.rank != root:
             target = buffer(recv, dtype, writable=True)
             arguments = (None, target.address_argument, target.count_argument, target.dtype_argument, number)
-            return arguments, recv, (target,)
+            return arguments, cast(Given, recv), (target,)
         source = buffer(send, dtype, writable=recv is None)
         count = self._items_of_a_rank("send", source)
         if recv is None:
@@ -271,13 +303,13 @@ class CollectiveCalls:
                      source.dtype_argument, number)
         return arguments, recv, (source, target)
 
-    def _reduce_scatter(self, send: Any, recv: Any, op: Union[str, int], dtype: Any) -> tuple:
+    def _reduce_scatter(self, send: Any, recv: Optional[Given], op: Union[str, int], dtype: Any) -> _Prepared[Given]:
         source = buffer(send, dtype)
         count = self._items_of_a_rank("send", source)
         if recv is None:
             has_rows = len(source.shape) > 0 and source.shape[0] == self.size
             shape = source.shape[1:] if has_rows else (count,)
-            recv = maker(send)(shape, source.dtype)
+            recv = cast(Given, maker(send)(shape, source.dtype))
             target = buffer(recv, source.dtype, writable=True)
         else:
             target = buffer(recv, dtype, writable=True)
@@ -286,11 +318,11 @@ class CollectiveCalls:
                      source.dtype_argument, _operator(op))
         return arguments, recv, (source, target)
 
-    def _alltoall(self, send: Any, recv: Any, dtype: Any) -> tuple:
+    def _alltoall(self, send: Any, recv: Optional[Given], dtype: Any) -> _Prepared[Given]:
         source = buffer(send, dtype)
         count = self._items_of_a_rank("send", source)
         if recv is None:
-            recv = maker(send, zeroed=True)(source.shape, source.dtype)
+            recv = cast(Given, maker(send, zeroed=True)(source.shape, source.dtype))
             target = buffer(recv, source.dtype, writable=True)
         else:
             target = buffer(recv, dtype, writable=True)
@@ -299,7 +331,7 @@ class CollectiveCalls:
                      source.dtype_argument)
         return arguments, recv, (source, target)
 
-    def _allgatherv(self, send: Any, counts: Any, recv: Any, displs: Any, dtype: Any) -> tuple:
+    def _allgatherv(self, send: Any, counts: Any, recv: Optional[Given], displs: Any, dtype: Any) -> _Prepared[Given]:
         blocks = _Blocks("counts", counts, displs, self.size)
         if send is None:
             target = buffer(recv, dtype, writable=True)
@@ -307,7 +339,7 @@ class CollectiveCalls:
             own = target.address + blocks.first(self.rank) * target.itemsize
             arguments = (address_argument(own), target.address_argument, blocks.counts, blocks.displs,
                          target.dtype_argument)
-            return arguments, recv, (target,)
+            return arguments, cast(Given, recv), (target,)
         source = buffer(send, dtype)
         recv, target = _target(send, recv, source, blocks.end, dtype)
         blocks.check("recv", target)
@@ -319,7 +351,7 @@ class CollectiveCalls:
         return arguments, recv, (source, target)
 
     def _gatherv(self, send: Any, root: int, counts: Any, recv: Any, displs: Any,
-                 dtype: Any) -> tuple:
+                 dtype: Any) -> _Prepared[Any]:
         number = _root(root)
         if self.rank != root:
             source = buffer(send, dtype)
@@ -330,14 +362,14 @@ class CollectiveCalls:
         own = size_argument(arguments[2][self.rank])
         return (*arguments[:2], own, *arguments[2:], number), result, keep
 
-    def _scatterv(self, send: Any, root: int, counts: Any, recv: Any, displs: Any,
-                  dtype: Any) -> tuple:
+    def _scatterv(self, send: Any, root: int, counts: Any, recv: Optional[Given], displs: Any,
+                  dtype: Any) -> _Prepared[Given]:
         number = _root(root)
         if self.rank != root:
             target = buffer(recv, dtype, writable=True)
             arguments = (None, target.address_argument, target.count_argument, None, None, target.dtype_argument,
                          number)
-            return arguments, recv, (target,)
+            return arguments, cast(Given, recv), (target,)
         blocks = _Blocks("counts", counts, displs, self.size)
         source = buffer(send, dtype, writable=recv is None)
         blocks.check("send", source)
@@ -350,8 +382,8 @@ class CollectiveCalls:
         _match(source, target, count)
         return (source.address_argument, target.address_argument, *lengths), recv, (source, target)
 
-    def _reduce_scatterv(self, send: Any, counts: Any, recv: Any, op: Union[str, int], displs: Any,
-                         dtype: Any) -> tuple:
+    def _reduce_scatterv(self, send: Any, counts: Any, recv: Optional[Given], op: Union[str, int], displs: Any,
+                         dtype: Any) -> _Prepared[Given]:
         blocks = _Blocks("counts", counts, displs, self.size)
         source = buffer(send, dtype)
         blocks.check("send", source)
@@ -361,8 +393,8 @@ class CollectiveCalls:
                      source.dtype_argument, _operator(op))
         return arguments, recv, (source, target)
 
-    def _alltoallv(self, send: Any, sendcounts: Any, recvcounts: Any, recv: Any, senddispls: Any,
-                   recvdispls: Any, dtype: Any) -> tuple:
+    def _alltoallv(self, send: Any, sendcounts: Any, recvcounts: Any, recv: Optional[Given], senddispls: Any,
+                   recvdispls: Any, dtype: Any) -> _Prepared[Given]:
         given = _Blocks("sendcounts", sendcounts, senddispls, self.size)
         gotten = _Blocks("recvcounts", recvcounts, recvdispls, self.size)
         source = buffer(send, dtype)
@@ -382,7 +414,7 @@ class CollectiveCalls:
 
     # ---- how they are carried out (Comm) --------------------------------------------------------
 
-    def _run(self, name: str, prepared: tuple, stream: Any) -> Any:
+    def _run(self, name: str, prepared: _Prepared[_Result], stream: Any) -> _Result:
         """On the stream, or to its end."""
         arguments, result, keep = prepared
         if (stream is not NO_STREAM or self._on_gpu or type(keep) is tuple) and self._on_stream(stream, keep):
@@ -406,7 +438,7 @@ class CollectiveCalls:
         spare.append(request)
         return result
 
-    def _on_stream(self, stream: Any, kept: tuple) -> bool:
+    def _on_stream(self, stream: Any, kept: tuple[Any, ...]) -> bool:
         raise NotImplementedError
 
     def _finish(self, request: Request) -> Any:
@@ -415,7 +447,7 @@ class CollectiveCalls:
     def _refusal(self, request: Request, code: int) -> Exception:
         raise NotImplementedError
 
-    def _start(self, function: Any, arguments: tuple, result: Any, keep: tuple) -> Request:
+    def _start(self, function: Any, arguments: tuple[Any, ...], result: Any, keep: tuple[Any, ...]) -> Request:
         raise NotImplementedError
 
 
@@ -445,10 +477,11 @@ def _lengths(name: str, values: Any, size: int) -> Any:
     return (ctypes.c_uint64 * size)(*numbers)
 
 
-def _target(send: Any, recv: Any, source: Buffer, count: int, dtype: Any) -> tuple:
+def _target(send: Any, recv: Optional[Given], source: Buffer, count: int,
+            dtype: Any) -> tuple[Given, Buffer]:
     """The receive buffer, or a new one of `count` items, zeroed."""
     if recv is None:
-        recv = maker(send, zeroed=True)((count,), source.dtype)
+        recv = cast(Given, maker(send, zeroed=True)((count,), source.dtype))
         dtype = source.dtype
     target = buffer(recv, dtype, writable=True)
     _match(source, target, target.count)

@@ -23,7 +23,7 @@ _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 # Descriptions of arrays, by address, shape, type and device. A consumer reads its description for as long as its
 # tensor lives, and nothing says how long that is: the tensors have no deleter, since the memory is the library's.
-_described: dict = {}
+_described: dict[Any, Any] = {}
 
 
 class DeviceArray:
@@ -34,7 +34,7 @@ class DeviceArray:
     shape, dtype (the name of MEP's type), device (CUDA's number).
     """
 
-    def __init__(self, address: Optional[int], shape: tuple, number: int, device: int):
+    def __init__(self, address: Optional[int], shape: tuple[int, ...], number: int, device: int):
         self.shape, self.dtype, self.device = tuple(shape), dtype_name(number), device
         self._address, self._number = address or 0, number
 
@@ -52,13 +52,13 @@ class DeviceArray:
         raise TypeError("the array is on a GPU; torch.from_dlpack(array).cpu() copies it to the host")
 
     @property
-    def __cuda_array_interface__(self) -> dict:
+    def __cuda_array_interface__(self) -> dict[str, Any]:
         if self._number in _UNNAMED:
             raise AttributeError(f"__cuda_array_interface__ has no name for {self.dtype}; use DLPack")
         return {"shape": self.shape, "typestr": numpy_dtype(self._number).str, "data": (self._address, False),
                 "strides": None, "version": 3}
 
-    def __dlpack_device__(self) -> tuple:
+    def __dlpack_device__(self) -> tuple[int, int]:
         return _KDL_CUDA, self.device
 
     def __dlpack__(self, **_: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, Optional
 import numpy
 
 from . import _abi
+from ._types import Buffer
 
 
 class OpStatus:
@@ -24,7 +25,7 @@ class OpStatus:
         self._record = _abi.mep_op_status_t.from_buffer(self._memory)
 
     @classmethod
-    def of(cls, record: Any) -> "OpStatus":
+    def of(cls, record: Buffer) -> "OpStatus":
         """A copy of what lies in `record`, an array or anything with the buffer protocol in host memory: the
         bytes that Comm.set_op_status() was given, copied from the GPU if they lie there."""
         found = bytes(memoryview(record).cast("B"))
@@ -38,10 +39,11 @@ class OpStatus:
     def __getattr__(self, name: str) -> int:
         if name not in ("version", "result", "epoch", "seq", "failed_count", "bad_entries"):
             raise AttributeError(f"OpStatus has no {name}")
-        return getattr(self._record, name)
+        value: int = getattr(self._record, name)
+        return value
 
     @property
-    def failed(self) -> list:
+    def failed(self) -> list[int]:
         first = ctypes.sizeof(self._record) // 8
         return list(self._memory[first:first + self._record.failed_words])
 
@@ -88,5 +90,7 @@ class Received:
         """The rows of one local expert, expanded with its zeros; host memory. Low latency: packed layout."""
         if self.layout_range.ndim == self.x.ndim == 2:  # expanded
             end = int(self.count[:expert + 1].sum())
-            return self.x[end - int(self.count[expert]):end]
-        return self.x[expert, : int(self.count[expert])]
+            expanded: numpy.ndarray = self.x[end - int(self.count[expert]):end]
+            return expanded
+        found: numpy.ndarray = self.x[expert, : int(self.count[expert])]
+        return found

@@ -8,6 +8,7 @@ from . import _abi
 from ._buffers import Buffer, buffer, dtype_name
 from ._call import Calls, blocking, check, int32, lib
 from ._group import joins_group
+from ._types import BufferLike
 from .errors import Error
 from .request import Request, waitall
 
@@ -73,28 +74,28 @@ class MessageCalls:
     _address: Optional[int]
     _calls: Calls
 
-    def send(self, buf: Any, dest: int, tag: int = 0, *, dtype: Any = None) -> None:
+    def send(self, buf: BufferLike, dest: int, tag: int = 0, *, dtype: Any = None) -> None:
         """Sends buf to rank dest, with a tag from 0 up. Returns when buf is the caller's again, which says nothing
         about the receiver: a small message waits for nobody, a large one for the receive."""
         self._finish(self.isend(buf, dest, tag, dtype=dtype))
 
-    def isend(self, buf: Any, dest: int, tag: int = 0, *, dtype: Any = None) -> Request:
+    def isend(self, buf: BufferLike, dest: int, tag: int = 0, *, dtype: Any = None) -> Request:
         """Like send; buf is the caller's again when the request's wait() returns."""
         return self._send(buffer(buf, dtype), dest, tag)
 
-    def recv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, *,
+    def recv(self, buf: BufferLike, source: int = ANY_SOURCE, tag: int = ANY_TAG, *,
              dtype: Any = None) -> Message:
         """Receives the first message from source with that tag into buf, which may be longer: the rest stays as
         it was. CapacityError: buf is too small; MismatchError: its type is another one. Both have the
         message in `message` and leave it for the next receive."""
-        return self._finish(self.irecv(buf, source, tag, dtype=dtype))
+        return cast(Message, self._finish(self.irecv(buf, source, tag, dtype=dtype)))
 
-    def irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, *,
+    def irecv(self, buf: BufferLike, source: int = ANY_SOURCE, tag: int = ANY_TAG, *,
               dtype: Any = None) -> Request:
         """Like recv; the request's wait() gives the Message, and cancel() withdraws it."""
         return self._receive(buffer(buf, dtype, writable=True), source, tag)
 
-    def sendrecv(self, send: Any, dest: int, recv: Any, source: int = ANY_SOURCE, sendtag: int = 0,
+    def sendrecv(self, send: BufferLike, dest: int, recv: BufferLike, source: int = ANY_SOURCE, sendtag: int = 0,
                  recvtag: int = ANY_TAG, *, dtype: Any = None) -> Message:
         """Sends and receives at one time and returns when both have ended, with what has come. The buffers have
         the same type and do not overlap."""
@@ -112,9 +113,9 @@ class MessageCalls:
             raise
         if joins_group(sent):
             joins_group(received)
-            return received._result
+            return cast(Message, received._result)  # None, as of all calls in a group
         waitall((sent, received))
-        return received._value()
+        return cast(Message, received._value())
 
     def probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Message:
         """Waits for a message that such a receive would take now, and leaves it there."""
@@ -147,7 +148,7 @@ class MessageCalls:
                                        request._message.reference), (target,))
         return request
 
-    def _on_stream(self, stream: Any, kept: tuple) -> bool:
+    def _on_stream(self, stream: Any, kept: tuple[Any, ...]) -> bool:
         raise NotImplementedError
 
     def _finish(self, request: Request) -> Any:

@@ -16,6 +16,7 @@ from ._call import SLICE_MS, Calls, Closed, Unique, address_argument, blocking, 
 from ._collective_calls import CollectiveCalls
 from ._group import joins_group
 from ._message_calls import MessageCalls
+from ._types import BufferLike
 from .errors import Error, TimeoutError, error
 from .request import OpInfo, OpInfoRecord, Request, running, waitall
 
@@ -54,7 +55,7 @@ class Config:
     def __init__(self, **options: Any):
         self.struct = _abi.mep_comm_config_t()
         lib.mep_comm_config_init(ctypes.byref(self.struct), ctypes.sizeof(self.struct))
-        self._keep: list = []
+        self._keep: list[Any] = []
         for name, value in options.items():
             if value is not None:
                 self._set(name, value)
@@ -166,12 +167,13 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
     _address: Any = Closed("communicator")
     _argument: Any = Closed("communicator")
 
-    def __init__(self, address: int, world: "Optional[Comm]" = None):
+    def __init__(self, address: Optional[int], world: "Optional[Comm]" = None):
         self._address = address
         self._calls = Calls() if world is None else world._calls
         self._world = world  # keeps the world open as long as its sub-communicators are in use
-        self._allocated: "dict[int, Memory]" = {} if world is None else world._allocated  # by address, of mem_alloc()
-        self._parts: list = []  # EP objects and split communicators, closed before this one
+        # by address, of mem_alloc()
+        self._allocated: "dict[Optional[int], Memory]" = {} if world is None else world._allocated
+        self._parts: list[Any] = []  # EP objects and split communicators, closed before this one
         self._argument = address_argument(address)
         self._spare: List[Request] = []  # requests of blocking calls that have ended
         self._callback: "Optional[_ViewCallback]" = None
@@ -188,7 +190,8 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
     def _number(self, function: Any, kind: Any) -> int:
         value = kind()
         check(function(self._address, ctypes.byref(value)))
-        return value.value
+        number: int = value.value
+        return number
 
     def __repr__(self) -> str:
         if self._is_closed():
@@ -292,7 +295,7 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         """Raises the first failure of stream operations since the last call."""
         check(lib.mep_comm_async_result(self._address))
 
-    def set_op_status(self, memory: Any) -> None:
+    def set_op_status(self, memory: Optional[BufferLike]) -> None:
         """Where collectives that are enqueued from now on write how they ended: an array in memory that the GPU
         writes, on 8 bytes (a CuPy array or PyTorch tensor of uint8, also a pinned one; 40 bytes and 8 more for
         every 64 ranks). None: nowhere. The communicator keeps the last array alive; keep others until the stream
@@ -318,7 +321,7 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
             raise ValueError(f"{shape} is no shape of an array")
         memory = ctypes.c_void_p()
         check(lib.mep_mem_alloc(self._address, size, ctypes.byref(memory)))
-        owner = self._allocated[memory.value] = Memory()  # type: ignore[index]
+        owner = self._allocated[memory.value] = Memory()
         return array_at(memory.value, shape, item, writable=True, owner=owner)
 
     def mem_free(self, array: numpy.ndarray) -> None:
@@ -337,7 +340,7 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
                              "communicator with device=")
         return self._on_gpu or stream_address(stream) != 0
 
-    def _start(self, function: Any, arguments: tuple, result: Any, keep: tuple) -> Request:
+    def _start(self, function: Any, arguments: tuple[Any, ...], result: Any, keep: tuple[Any, ...]) -> Request:
         self._on_stream(0, keep)
         request = Request(self, result)
         running[request] = keep  # before the library has it: Ctrl-C may come with its return
@@ -458,7 +461,7 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
                      len(ranks or ()), milliseconds(timeout), ctypes.byref(admitted),
                      calls=self._calls)
         except Error as problem:
-            problem.admitted = admitted.value  # type: ignore[attr-defined]
+            problem.admitted = admitted.value
             raise
         return admitted.value
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Union, cast
 
 import numpy
 
@@ -13,6 +13,7 @@ from ._buffers import (RAW, Buffer, Memory, _SIZES, array_at, buffer, dtype_name
 from ._call import Closed, Unique, blocking, check, lib
 from ._device import DeviceArray
 from ._ep_results import EpSize, OpStatus, Received
+from ._types import BufferLike, Given
 from .errors import BusyError, Error, InvalidArgumentError, UnsupportedError
 from .request import OpInfo, OpInfoRecord
 
@@ -28,10 +29,10 @@ _WORDS = {
     "scale_layout": {"row_major": _abi.MEP_SCALE_ROW_MAJOR,
                      "column_major": _abi.MEP_SCALE_COLUMN_MAJOR},
 }
-_FIELDS = [name for name, _ in _abi.mep_ep_config_t._fields_ if name not in ("struct_size", "flags")]
+_FIELDS = [field[0] for field in _abi.mep_ep_config_t._fields_ if field[0] not in ("struct_size", "flags")]
 
 
-def _config(options: dict) -> _abi.mep_ep_config_t:
+def _config(options: dict[str, Any]) -> _abi.mep_ep_config_t:
     config = _abi.mep_ep_config_t()
     lib.mep_ep_config_init(ctypes.byref(config), ctypes.sizeof(config))
     for name, value in options.items():
@@ -86,13 +87,16 @@ class Ep(Unique):
                        max_tokens_per_rank=max_tokens_per_rank)
         self._open(comm, lib.mep_ep_create, options)
 
-    def _open(self, comm: "Comm", function: Any, options: dict) -> None:
-        self._comm, self._handles = comm, []
-        self._told: dict = {}  # buffer -> (epoch, seq) of the last operation there whose error had its OpInfo
+    def _open(self, comm: "Comm", function: Any, options: dict[str, Any]) -> None:
+        self._comm = comm
+        self._handles: list[Handle] = []
+        # buffer -> (epoch, seq) of the last operation there whose error had its OpInfo
+        self._told: dict[int, tuple[int, int]] = {}
         config, address = _config(options), _abi.mep_ep_t()
         blocking(function, comm._address, ctypes.byref(config), ctypes.byref(address),
                  calls=comm._calls, undo=lambda: lib.mep_ep_destroy(address))
-        self._address, self._memory = address.value, Memory()
+        self._memory = Memory()
+        self._address = address.value
         comm._parts.append(self)
         # The defaults of mep.h, so that arrays can be given their shapes.
         self.hidden: int = config.hidden
@@ -150,7 +154,7 @@ class Ep(Unique):
         except Error:
             self._address = address
             raise
-        self._memory = None
+        del self._memory
         self._comm._parts.remove(self)
 
     def handle(self, buffer: int = 0) -> "Handle":
@@ -176,18 +180,18 @@ class Ep(Unique):
                  calls=self._comm._calls)
 
     def _addresses(self, buffer: int) -> _abi.mep_ep_view_t:
-        view = _ep_view()
+        view: _abi.mep_ep_view_t = _ep_view()
         check(lib.mep_ep_buffer_view(self._address, buffer, ctypes.byref(view)))
         return view
 
-    def _array(self, address: Optional[int], shape: tuple, number: int, writable: bool = False) -> Any:
+    def _array(self, address: Optional[int], shape: tuple[int, ...], number: int, writable: bool = False) -> Any:
         """Memory of the library as an array of NumPy, or on a GPU as what its packages take."""
         if self._comm.device is not None:
             return DeviceArray(address, shape, number, self._comm.device)
         return array_at(address, shape, numpy_dtype(number), writable, self._memory)
 
     @property
-    def _groups(self) -> tuple:
+    def _groups(self) -> tuple[int, ...]:
         """The first axis of all that has rows: local experts, of high throughput none."""
         return () if self.high_throughput else (self.experts_per_rank,)
 
@@ -202,7 +206,7 @@ class Ep(Unique):
         return -(-most // unit) * unit
 
     @property
-    def _ranges(self) -> tuple:
+    def _ranges(self) -> tuple[int, ...]:
         """The shape of layout_range."""
         return ((self.experts_per_rank,) if self.expanded else self._groups) + (self._comm.size,)
 
@@ -304,15 +308,18 @@ class Handle(Unique):
         except Error:
             self._address = address
             raise
-        self._view = None
+        del self._view
         self._ep._handles.remove(self)
 
-    def dispatch(self, x: Any = None, topk_idx: Any = None, topk_weights: Any = None, *,
-                 phase: str = "both", x_scales: Any = None, recv_x: Any = None,
-                 recv_scales: Any = None, recv_count: Any = None, recv_count_host: Any = None,
-                 src_info: Any = None, layout_range: Any = None, recv_topk_idx: Any = None,
-                 recv_topk_weights: Any = None, statistics: Any = None, wait_ns: Any = None, timeout_ms: int = 0,
-                 op_status: Optional[OpStatus] = None, stream: Any = 0, replay: bool = False) -> Optional[Received]:
+    def dispatch(self, x: Optional[BufferLike] = None, topk_idx: Optional[BufferLike] = None,
+                 topk_weights: Optional[BufferLike] = None, *, phase: str = "both",
+                 x_scales: Optional[BufferLike] = None, recv_x: Optional[BufferLike] = None,
+                 recv_scales: Optional[BufferLike] = None, recv_count: Optional[BufferLike] = None,
+                 recv_count_host: Optional[BufferLike] = None, src_info: Optional[BufferLike] = None,
+                 layout_range: Optional[BufferLike] = None, recv_topk_idx: Optional[BufferLike] = None,
+                 recv_topk_weights: Optional[BufferLike] = None, statistics: Optional[BufferLike] = None,
+                 wait_ns: Optional[BufferLike] = None, timeout_ms: int = 0, op_status: Optional[OpStatus] = None,
+                 stream: Any = 0, replay: bool = False) -> Union[Received, Any]:  # Any: None of phase "send"
         """Sends each token to its experts and receives what came for the local ones.
 
         x [T, H], topk_idx [T, K] int32 or int64, topk_weights [T, K] float32 or None. Rows of x and
@@ -325,7 +332,7 @@ class Handle(Unique):
         """
         ep, send, receive, address = self._ep, None, None, stream_address(stream)
         _check_phase(phase, wait_ns, timeout_ms)
-        keep: list = []
+        keep: list[Any] = []
         tokens = self._tokens
         if phase != "receive":
             args = send = _dispatch_send()
@@ -383,10 +390,11 @@ class Handle(Unique):
             topk_weights=own.topk_weights if recv_topk_weights is None else recv_topk_weights,
             total=None if address else total.value, partial=result == _abi.MEP_PARTIAL)
 
-    def combine(self, out: Any = None, y: Any = None, *, weights: Any = None, bias: Any = None,
-                renormalize: bool = False, phase: str = "both", topk_weights: Any = None,
-                out_topk_weights: Any = None, wait_ns: Any = None, timeout_ms: int = 0,
-                op_status: Optional[OpStatus] = None, stream: Any = 0) -> Any:
+    def combine(self, out: Optional[Given] = None, y: Optional[BufferLike] = None, *,
+                weights: Optional[BufferLike] = None, bias: Optional[BufferLike] = None, renormalize: bool = False,
+                phase: str = "both", topk_weights: Optional[BufferLike] = None,
+                out_topk_weights: Optional[BufferLike] = None, wait_ns: Optional[BufferLike] = None,
+                timeout_ms: int = 0, op_status: Optional[OpStatus] = None, stream: Any = 0) -> Given:
         """out[t] = bias + sum over k of weight[t, k] * y(row of token t at its k-th expert); of high throughput
         bias + sum over ranks of y(row of token t there), without weights.
 
@@ -398,7 +406,7 @@ class Handle(Unique):
         """
         ep, send, receive = self._ep, None, None
         _check_phase(phase, wait_ns, timeout_ms)
-        keep: list = []
+        keep: list[Any] = []
         if phase != "receive":
             send = _combine_send()
             send.y = self._own_y
@@ -439,15 +447,15 @@ class Handle(Unique):
             self._limits(args, wait_ns, timeout_ms, keep)
             self._status(args, op_status, keep)
         self._call(lib.mep_combine, send, receive, keep, stream_address(stream))
-        return out
+        return cast(Given, out)
 
-    def _limits(self, args: Any, wait_ns: Any, timeout_ms: int, keep: list) -> None:
+    def _limits(self, args: Any, wait_ns: Any, timeout_ms: int, keep: list[Any]) -> None:
         args.timeout_ms = timeout_ms
         if wait_ns is not None:
             args.wait_ns = self._flat(wait_ns, "int64", self._ep._comm.size, "wait_ns", keep, writable=True).address
 
     @staticmethod
-    def _status(args: Any, op_status: Optional[OpStatus], keep: list) -> None:
+    def _status(args: Any, op_status: Optional[OpStatus], keep: list[Any]) -> None:
         if op_status is None:
             return
         if not isinstance(op_status, OpStatus):
@@ -456,7 +464,7 @@ class Handle(Unique):
         args.op_status_bytes = ctypes.sizeof(op_status._memory)
         keep.append(op_status)
 
-    def _call(self, function: Any, send: Any, receive: Any, keep: list, stream: int) -> int:
+    def _call(self, function: Any, send: Any, receive: Any, keep: list[Any], stream: int) -> int:
         if self._ep._comm.device is None and any(getattr(each, "on_gpu", False) for each in keep):
             raise ValueError("this communicator works on host memory, an array is on a GPU; make the "
                              "communicator with device=")
@@ -475,7 +483,7 @@ class Handle(Unique):
         self.partial = result == _abi.MEP_PARTIAL
         return result
 
-    def _outputs(self, args: Any, given: dict, keep: list) -> None:
+    def _outputs(self, args: Any, given: dict[str, Any], keep: list[Any]) -> None:
         """Buffers of the caller for what is received; their sizes are fixed by the EP object."""
         given = {name: value for name, value in given.items() if value is not None}
         if not given:
@@ -505,7 +513,7 @@ class Handle(Unique):
                         raise ValueError(f"statistics holds {dtype_name(found.dtype)}, it must hold int64 or int32")
 
     @staticmethod
-    def _flat(value: Any, kind: Any, count: Optional[int], name: str, keep: list,
+    def _flat(value: Any, kind: Any, count: Optional[int], name: str, keep: list[Any],
               writable: bool = False) -> Buffer:
         if value is None:
             raise TypeError(f"{name} is missing")
@@ -518,8 +526,8 @@ class Handle(Unique):
         return found
 
     @staticmethod
-    def _rows(value: Any, kind: int, width: int, name: str, keep: list,
-              writable: bool = False) -> tuple:
+    def _rows(value: Any, kind: int, width: int, name: str, keep: list[Any],
+              writable: bool = False) -> tuple[Any, ...]:
         """(address, stride in bytes, number of rows) of a [rows, width] array."""
         if value is None:
             raise TypeError(f"{name} is missing")

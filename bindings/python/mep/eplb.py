@@ -11,14 +11,16 @@ same plan. docs/guide/expert-parallelism.md has the loop.
 from __future__ import annotations
 
 import heapq
+import importlib
 import math
 import zlib
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy
 
 from . import _abi
 from ._buffers import array_at, buffer
+from ._types import BufferLike
 from .errors import NAMES, Error, error
 from .request import Request, waitall
 
@@ -113,7 +115,7 @@ class Plan:
         return [self._moves(new, old, gone) for new, old in
                 zip(self.physical_to_logical.tolist(), previous.physical_to_logical.tolist())]
 
-    def _moves(self, new: List[int], old: List[int], gone: set) -> List[Move]:
+    def _moves(self, new: List[int], old: List[int], gone: set[int]) -> List[Move]:
         per_rank, per_host = self.slots_per_rank, self.ranks // self.hosts
         places: List[List[int]] = [[] for _ in range(self.experts)]
         for place, expert in enumerate(old):
@@ -193,7 +195,7 @@ def unmapped(experts: int, ranks: int, slots_per_rank: int, *, hosts: int = 1) -
                 max_replicas=1)
 
 
-def rebalance_experts(weight: Any, num_replicas: int, num_groups: int, num_nodes: int, num_gpus: int) -> tuple:
+def rebalance_experts(weight: Any, num_replicas: int, num_groups: int, num_nodes: int, num_gpus: int) -> tuple[Any, ...]:
     """plan() with the arguments and results of DeepSeek's EPLB. weight [layers, E], an array of NumPy or a tensor of
     PyTorch; returns the same kind, int64: physical_to_logical_map [layers, num_replicas], logical_to_physical_map
     [layers, E, most replicas] with -1 for none, expert_count [layers, E]. All slots have an expert: where they are more
@@ -224,8 +226,7 @@ def rebalance_experts(weight: Any, num_replicas: int, num_groups: int, num_nodes
         places[layer, row[order], numpy.arange(len(row)) - begin[row[order]]] = order
     if not is_tensor:
         return slots, places, count
-    import torch
-
+    torch: Any = importlib.import_module("torch")
     return torch.from_numpy(slots), torch.from_numpy(places), torch.from_numpy(count)
 
 
@@ -477,7 +478,7 @@ def _arrange(experts: List[int], previous: List[int]) -> List[int]:
 # ---- weights --------------------------------------------------------------------------------------
 
 
-def move_weights(comm: "Comm", moves: Iterable[Move], weights: Any) -> None:
+def move_weights(comm: "Comm", moves: Iterable[Move], weights: Union[BufferLike, Sequence[BufferLike]]) -> None:
     """Carries out the moves of one layer: weights, an array of NumPy or a CPU tensor [slots_per_rank, ...], or a list of
     these, has this rank's slots. Collective over the ranks that live, which give the same moves; messages are on a communicator of its own.
 
@@ -551,10 +552,12 @@ def _exchange_messages(comm: "Comm", own: "Comm", moves: List[Move], parts: List
     failure: Optional[Error] = None
 
     def failed(move: Move, code: int) -> Error:
+        assert move.source is not None
         return error(code, f"the weights of expert {move.expert} did not get from rank {move.source[0]} to rank "
                            f"{move.target[0]}: {NAMES.get(code, code)}; nothing was moved")
 
     for tag, move in enumerate(moves):
+        assert move.source is not None  # _checked() has seen to it
         (giver, given), (taker, taken) = move.source, move.target
         if giver == taker == comm.rank:
             for part, row in zip(parts, arrived[taken]):

@@ -8,7 +8,7 @@ from . import _abi
 
 if TYPE_CHECKING:
     from ._message_calls import Message
-    from .comm import OpInfo
+    from .request import OpInfo
 
 
 class Error(Exception):
@@ -16,11 +16,13 @@ class Error(Exception):
 
     code: the MEP_ERR_* value; name: its name; text: the library's detail text;
     info: what is known of the operation (OpInfo), for operations that have been started;
-    message: the Message for which the buffer of a receive has too little room or another type.
+    message: the Message for which the buffer of a receive has too little room or another type;
+    admitted: the ranks that came, of an error of Comm.recover_ranks().
     """
 
     code: int = 0
     message: Optional["Message"] = None
+    admitted: int
 
     def __init__(self, text: str, code: Optional[int] = None, info: Optional["OpInfo"] = None):
         if code is not None:

@@ -52,7 +52,7 @@ def _ranks(words: List[int]) -> List[int]:
     return [64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1]
 
 
-running: "Dict[Request, tuple]" = {}  # their buffers are in use, also when nobody knows them any more
+running: "Dict[Request, Any]" = {}  # their buffers are in use, also when nobody knows them any more
 wait_for = bare("mep_request_wait")
 SLICE = uint32_argument(SLICE_MS)
 
@@ -74,7 +74,7 @@ class Request(Unique):
         self._failure: Optional[Exception] = None
         self._finished = False
 
-    def _begin(self, function: Any, arguments: tuple, keep: tuple) -> None:
+    def _begin(self, function: Any, arguments: tuple[Any, ...], keep: tuple[Any, ...]) -> None:
         """Registered before the library has it: Ctrl-C may come with its return."""
         running[self] = keep
         try:

@@ -15,7 +15,7 @@ _Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 _Calls = _binding.HighThroughput
 
 
-class Handle(tuple):
+class Handle(Tuple[Any, ...]):
     """A tuple as DeepEP has it, of which the library reads nothing: (rank_prefix_matrix, None, None, recv_src_idx,
     is_token_in_rank, None). The routing lies beside it."""
 
@@ -28,7 +28,8 @@ class HighThroughput:
     the host, not for the rows. num_sms: blocks of kernels there, of the EP objects that are made next."""
 
     def __init__(self, calls: LowLatency, num_sms: "Callable[[], int]"):
-        self._calls, self._num_sms, self._eps = calls, num_sms, []
+        self._calls, self._num_sms = calls, num_sms
+        self._eps: List[mep.Ep] = []
         streams = calls.streams
         self._binding = _Calls(calls.comm, streams and streams.order, tells_failures=not calls.goes_on)
         self.failed = calls.failed
@@ -48,11 +49,11 @@ class HighThroughput:
                        num_buffers=BUFFERS, mode="high_throughput", name="deep_ep-normal-" + "-".join(map(str, key)))
         if alignment:
             options.update(receive_layout="expanded", expert_alignment=alignment, row_memory=False)
-        ep = self._calls.again(lambda: self._made(options))
+        ep: mep.Ep = self._calls.again(lambda: self._made(options))
         self._eps.append(ep)
         return ep
 
-    def _made(self, options: dict) -> "mep.Ep":
+    def _made(self, options: dict[str, Any]) -> "mep.Ep":
         if self._calls.streams is not None:
             try:
                 return mep.Ep(self._calls.comm, num_sms=self._num_sms(), **options)
@@ -71,19 +72,21 @@ class HighThroughput:
             streams.own.wait_stream(current)
             self._calls.again(lambda: comm.allreduce(given, summed, stream=streams.own))
             current.wait_stream(streams.own)
-        return summed.view(comm.size, -1)[comm.rank].tolist()
+        rows: List[int] = summed.view(comm.size, -1)[comm.rank].tolist()
+        return rows
 
     # ---- calls ------------------------------------------------------------------------------------------
 
     def layout(self, topk_idx: torch.Tensor, num_experts: int, previous: Optional[EventOverlap],
-               asynchronous: bool) -> tuple:
+               asynchronous: bool) -> tuple[Any, ...]:
         """((tokens per rank, tokens per expert, is_token_in_rank) of this rank's tokens, event)"""
         found = self._binding.layout(topk_idx, num_experts, self._order(previous, asynchronous))
         return found, self._ending(asynchronous, (topk_idx,))
 
     def dispatch(self, x: _Rows, is_token_in_rank: Optional[torch.Tensor], per_expert: Optional[torch.Tensor],
                  topk_idx: Optional[torch.Tensor], topk_weights: Optional[torch.Tensor], alignment: int, worst: int,
-                 previous: Optional[EventOverlap], asynchronous: bool, room: int = 0, expands: bool = False) -> tuple:
+                 previous: Optional[EventOverlap], asynchronous: bool, room: int = 0,
+                 expands: bool = False) -> tuple[Any, ...]:
         """(rows, or rows and scales; local experts; weights; counts; handle; event). room: the most tokens of a rank, the
         same on all ranks; on a GPU they need not agree on it then. expands: a row for each local expert of a token, in
         groups of `alignment`; handle.slots [tokens, top-k] are the rows of each token."""
@@ -95,13 +98,13 @@ class HighThroughput:
         handle._use, handle.slots = use, slots
         return (_received(values, scales), local, weights, counts, handle, self._ending(asynchronous, given))
 
-    def replay(self, x: _Rows, handle: Any, previous: Optional[EventOverlap], asynchronous: bool) -> tuple:
+    def replay(self, x: _Rows, handle: Any, previous: Optional[EventOverlap], asynchronous: bool) -> tuple[Any, ...]:
         """(rows that go where those of the handle's dispatch went, event)"""
         found = self._binding.replay(self, self._use(handle), _rows(x), self._order(previous, asynchronous))
         return _received(*found), self._ending(asynchronous, x if isinstance(x, tuple) else (x,))
 
     def combine(self, x: torch.Tensor, handle: Any, topk_weights: Optional[torch.Tensor], bias: Any,
-                previous: Optional[EventOverlap], asynchronous: bool) -> tuple:
+                previous: Optional[EventOverlap], asynchronous: bool) -> tuple[Any, ...]:
         """(sums, sums of the weights or None, event)"""
         biases = [] if bias is None else [bias] if isinstance(bias, torch.Tensor) else list(bias)
         sums, weights = self._binding.combine(self, self._use(handle), x, topk_weights, biases,
@@ -111,7 +114,7 @@ class HighThroughput:
     # ---- parts ------------------------------------------------------------------------------------------
 
     def _use(self, handle: Any) -> Any:
-        use = getattr(handle, "_use", None)
+        use: Any = getattr(handle, "_use", None)
         if not isinstance(use, _Calls.Use):
             raise TypeError(f"handle is a {type(handle).__name__}; it must be the object that a dispatch returned")
         if use.owner is not self._binding:
@@ -125,7 +128,7 @@ class HighThroughput:
         previous.event.wait_on(self._calls.streams.own)
         return _Calls.Order(False, asynchronous)
 
-    def _ending(self, asked: bool, given: tuple) -> EventOverlap:
+    def _ending(self, asked: bool, given: tuple[Any, ...]) -> EventOverlap:
         """asked: an event to wait for; else the current stream waits."""
         if self._calls.streams is None or not asked:
             return ending(asked)

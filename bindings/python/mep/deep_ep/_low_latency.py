@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
@@ -18,14 +18,14 @@ BUFFERS = 2  # results that live at one time
 GROUP = 128  # values that share a scale
 _EVICTION_S = 60  # until the ranks must have decided to leave one out
 # The rows that a dispatch sends: rows as they are; fp8 with scales of float32; fp8 with scales that are powers of two.
-WIRES: "Dict[str, dict]" = {
+WIRES: "Dict[str, Dict[str, Any]]" = {
     "bfloat16": {},
     "fp8": {"wire_type": "float8_e4m3"},
     "fp8_power": {"wire_type": "float8_e4m3", "scale_type": "ue8m0"},
 }
 
 
-class Handle(tuple):
+class Handle(Tuple[Any, ...]):
     """(src_info, layout_range, max_tokens, hidden, num_experts) of a dispatch, for its combine."""
 
     _use: Any
@@ -55,7 +55,7 @@ class LowLatency:
     def __init__(self, comm: "mep.Comm", goes_on: bool, owned: bool, newcomer: bool = False):
         self.comm, self.goes_on, self._newcomer = comm, goes_on, newcomer
         self.streams = None if comm.device is None else Streams(comm.device)
-        self._objects: "Dict[tuple, Any]" = {}  # lanes of the binding, by sizes and kind of rows
+        self._objects: "Dict[Tuple[Any, ...], Any]" = {}  # lanes of the binding, by sizes and kind of rows
         self._leaving = weakref.finalize(self, _leave_at_last, comm) if owned else None
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class LowLatency:
         return (self.goes_on and isinstance(problem, (mep.PeerFailedError, mep.PeerLeftError))
                 and (problem.info is None or problem.info.seq == 0))
 
-    def failed(self, ep: "mep.Ep", buffer: int, code: int, text: str, attempt: int) -> Optional[tuple]:
+    def failed(self, ep: "mep.Ep", buffer: int, code: int, text: str, attempt: int) -> Optional[tuple[Any, ...]]:
         """For the binding, after a dispatch or combine: (exception, whether the call has changed something), or None:
         it is to be made again."""
         problem = error(code, text)
@@ -154,7 +154,7 @@ class LowLatency:
                 has_power_scales=wire == "fp8_power", tells_failures=not self.goes_on)
         return lanes
 
-    def _object(self, options: dict) -> "mep.Ep":
+    def _object(self, options: dict[str, Any]) -> "mep.Ep":
         if self._newcomer:
             try:
                 return mep.Ep.attach(self.comm, **options)
@@ -166,7 +166,7 @@ class LowLatency:
 
     def dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, max_tokens: int, num_experts: int, wire: str,
                  packed_scales: bool, statistics: Optional[torch.Tensor], waits: Optional[torch.Tensor],
-                 with_hook: bool, asynchronous: bool) -> tuple:
+                 with_hook: bool, asynchronous: bool) -> tuple[Any, ...]:
         """(rows, or rows and scales; counts; handle; event; hook or None)"""
         lanes = self._lanes(x, topk_idx, max_tokens, num_experts, wire)
         rows, scales, count, info, ranges, use, hook = lanes.dispatch(
@@ -178,16 +178,17 @@ class LowLatency:
 
     def combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, handle: Any,
                 zero_copy: bool, out: Optional[torch.Tensor], waits: Optional[torch.Tensor], with_hook: bool,
-                asynchronous: bool) -> tuple:
+                asynchronous: bool) -> tuple[Any, ...]:
         """(sums, event, hook or None)"""
         sums, hook = _use_of(handle).combine(self, None if zero_copy else x, topk_idx, topk_weights, out, waits,
                                              with_hook, asynchronous)
         return sums, self._ending(asynchronous, (x, topk_weights, out)), hook
 
     def combine_buffer(self, handle: Any) -> torch.Tensor:
-        return _use_of(handle).combine_buffer(self)
+        memory: torch.Tensor = _use_of(handle).combine_buffer(self)
+        return memory
 
-    def _ending(self, asked: bool, given: tuple) -> EventOverlap:
+    def _ending(self, asked: bool, given: tuple[Any, ...]) -> EventOverlap:
         if self.streams is None or not asked:
             return ending(asked)
         return EventOverlap(EventHandle(self.streams.own), given)

@@ -25,7 +25,8 @@ class _Store:
 
     def get(self, key: str, timeout: float) -> bytes:
         self._store.wait([key], datetime.timedelta(seconds=timeout))
-        return self._store.get(key)
+        value: bytes = self._store.get(key)
+        return value
 
 
 def _store_of(group: Any) -> Any:
@@ -65,9 +66,10 @@ class Place:
         if together and self.size > 1 and _dist.get_backend(group) == "mep":
             number = _most(group, number)
         _made[group.group_name] = number + 1
-        self._store = _dist.PrefixStore(f"mep/ep/{number}", _store_of(group))
+        c10d: Any = _dist  # it does not say which of its names are public
+        self._store = c10d.PrefixStore(f"mep/ep/{number}", _store_of(group))
 
-    def _options(self) -> dict:
+    def _options(self) -> dict[str, Any]:
         return {"rank": self.rank, "size": self.size, "store": _Store(self._store),
                 "job": self._store.get("job").decode()}
 

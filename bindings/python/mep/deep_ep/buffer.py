@@ -73,26 +73,31 @@ class Buffer:
         comm = group if isinstance(group, mep.Comm) else comm
         self.enable_shrink, self._destroyed = enable_shrink, False
         self._calls: Optional[LowLatency] = None
-        self._normal: Optional[HighThroughput] = None
-        self._place = Place(group, together=True) if comm is None else None
+        self._normal: HighThroughput  # set with _calls
+        self._place: Optional[Place] = None
+        place: Union[mep.Comm, Place]
         if comm is not None:
+            place = comm
             self._take(comm)
-        elif not torch.cuda.is_available():
-            self._meet(None)
-        elif self._place.is_on_gpus:
-            self._meet(torch.cuda.current_device())
-        place = comm if comm is not None else self._place
+        else:
+            place = self._place = Place(group, together=True)
+            if not torch.cuda.is_available():
+                self._meet(None)
+            elif place.is_on_gpus:
+                self._meet(torch.cuda.current_device())
         self.group, self.rank, self.group_size = group, place.rank, place.size
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode, self.explicitly_destroy = low_latency_mode, explicitly_destroy
 
-    def _meet(self, device: Optional[int]) -> None:
-        self._take(self._place.meet(partial=self.enable_shrink, device=device))
+    def _meet(self, device: Optional[int]) -> LowLatency:
+        assert self._place is not None  # no comm was given
+        return self._take(self._place.meet(partial=self.enable_shrink, device=device))
 
-    def _take(self, comm: "mep.Comm") -> None:
+    def _take(self, comm: "mep.Comm") -> LowLatency:
         owned = self._place is not None
-        self._calls = LowLatency(comm, self.enable_shrink, owned)
-        self._normal = HighThroughput(self._calls, lambda: Buffer.num_sms)
+        calls = self._calls = LowLatency(comm, self.enable_shrink, owned)
+        self._normal = HighThroughput(calls, lambda: Buffer.num_sms)
+        return calls
 
     def destroy(self) -> None:
         """Leaves, together with the other ranks. Tensors over its memory must not be used afterwards."""
@@ -112,9 +117,8 @@ class Buffer:
         if self._calls is None:
             tensor = x[0] if isinstance(x, tuple) else x
             if isinstance(tensor, torch.Tensor) and not tensor.is_cuda:
-                self._meet(None)
-            else:
-                self._meet(tensor.device.index if tensor is not None else torch.cuda.current_device())
+                return self._meet(None)
+            return self._meet(tensor.device.index if tensor is not None else torch.cuda.current_device())
         return self._calls
 
     # ---- low-latency mode -------------------------------------------------------------------------------
@@ -124,7 +128,7 @@ class Buffer:
                              dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, use_fp8: bool = True,
                              round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False,
                              return_recv_hook: bool = False
-                             ) -> "Tuple[_Rows, torch.Tensor, tuple, EventOverlap, _Hook]":
+                             ) -> "Tuple[_Rows, torch.Tensor, tuple[Any, ...], EventOverlap, _Hook]":
         """Sends each row of x to its experts. Returns (recv_x or (recv_x, scales), recv_count, handle, event, hook).
 
         recv_x [local experts, ranks * most tokens, hidden] is memory of the library, valid until the combine of the
@@ -141,9 +145,10 @@ class Buffer:
                               cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats, return_recv_hook,
                               async_finish)
 
-    def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, handle: tuple,
-                            use_logfmt: bool = False, zero_copy: bool = False, async_finish: bool = False,
-                            return_recv_hook: bool = False, out: Optional[torch.Tensor] = None,
+    def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor,
+                            handle: tuple[Any, ...], use_logfmt: bool = False, zero_copy: bool = False,
+                            async_finish: bool = False, return_recv_hook: bool = False,
+                            out: Optional[torch.Tensor] = None,
                             combine_wait_recv_cost_stats: Optional[torch.Tensor] = None
                             ) -> "Tuple[torch.Tensor, EventOverlap, _Hook]":
         """Brings the experts' rows back and sums them by weight. Returns (sums, event, hook). A further combine of a handle
@@ -166,7 +171,7 @@ class Buffer:
             raise ValueError(f"{name}: async_finish and return_recv_hook exclude each other")
         return self._open(x)
 
-    def get_next_low_latency_combine_buffer(self, handle: tuple) -> torch.Tensor:
+    def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> torch.Tensor:
         """[local experts, ranks * most tokens, hidden] of bfloat16: memory for the experts' rows of this handle."""
         return self._open().combine_buffer(handle)
 
@@ -257,15 +262,16 @@ class Buffer:
         (per_rank, per_expert, in_rank), event = self._normal.layout(topk_idx, num_experts, previous_event, async_finish)
         return per_rank, None, per_expert, in_rank, event
 
-    def dispatch(self, x: _Rows, handle: Optional[tuple] = None, num_tokens_per_rank: Optional[torch.Tensor] = None,
+    def dispatch(self, x: _Rows, handle: Optional[tuple[Any, ...]] = None,
+                 num_tokens_per_rank: Optional[torch.Tensor] = None,
                  num_tokens_per_rdma_rank: Optional[torch.Tensor] = None,
                  is_token_in_rank: Optional[torch.Tensor] = None, num_tokens_per_expert: Optional[torch.Tensor] = None,
                  topk_idx: Optional[torch.Tensor] = None, topk_weights: Optional[torch.Tensor] = None,
                  expert_alignment: int = 1, num_worst_tokens: int = 0, config: Optional[Config] = None,
                  previous_event: Optional[EventOverlap] = None, async_finish: bool = False,
                  allocate_on_comm_stream: bool = False
-                 ) -> ("Tuple[_Rows, Optional[torch.Tensor], Optional[torch.Tensor], Optional[List[int]], "
-                       "Optional[tuple], EventOverlap]"):
+                 ) -> Tuple[_Rows, Optional[torch.Tensor], Optional[torch.Tensor], Optional[List[int]],
+                            Optional[Tuple[Any, ...]], EventOverlap]:
         """Sends each row of x, bfloat16 or (e4m3, scales of float32), once to each rank that has experts of it.
 
         Returns (recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list, handle, event): tensors of
@@ -282,7 +288,7 @@ class Buffer:
         return self._normal.dispatch(x, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights,
                                      expert_alignment, num_worst_tokens, previous_event, async_finish)
 
-    def combine(self, x: torch.Tensor, handle: tuple, topk_weights: Optional[torch.Tensor] = None,
+    def combine(self, x: torch.Tensor, handle: tuple[Any, ...], topk_weights: Optional[torch.Tensor] = None,
                 bias: Union[None, torch.Tensor, Tuple[torch.Tensor, torch.Tensor]] = None,
                 config: Optional[Config] = None, previous_event: Optional[EventOverlap] = None,
                 async_finish: bool = False, allocate_on_comm_stream: bool = False

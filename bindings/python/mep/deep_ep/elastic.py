@@ -6,13 +6,13 @@ from typing import Any, List, Optional, Tuple, Union
 import torch
 
 from .utils.event import EventHandle, EventOverlap
-from ._high_throughput import _Rows
+from ._high_throughput import Handle, _Rows
 from .buffer import Buffer, _not_served
 
 _Event = Union[None, EventHandle, EventOverlap]
 
 
-def _expect(name: str, tensor: torch.Tensor, kind: torch.dtype, shape: tuple) -> None:
+def _expect(name: str, tensor: torch.Tensor, kind: torch.dtype, shape: tuple[int, ...]) -> None:
     if tensor.dtype != kind or tuple(tensor.shape) != shape:
         raise ValueError(f"{name}: {tensor.dtype} {tuple(tensor.shape)}; it must be {kind} {shape}")
 
@@ -36,7 +36,7 @@ class EPHandle:
     for each k, -1 for none.
     """
 
-    def __init__(self, *, base: tuple, do_expand: bool, num_experts: int, expert_alignment: int,
+    def __init__(self, *, base: Handle, do_expand: bool, num_experts: int, expert_alignment: int,
                  num_max_tokens_per_rank: int, num_sms: int, topk_idx: torch.Tensor):
         self._base = base
         self._counts: torch.Tensor  # rows of each local expert
@@ -187,6 +187,7 @@ class ElasticBuffer:
                 raise ValueError("a dispatch with a handle waits for no counts; leave do_cpu_sync out")
             received, weights = self._again(x, handle, topk_weights)
         else:
+            assert topk_idx is not None and num_experts is not None  # by what was checked above
             most = num_max_tokens_per_rank or self.num_max_tokens_per_rank
             received, weights, handle = self._first(
                 x, topk_idx, topk_weights, num_experts, most, expert_alignment or 1, num_sms or Buffer.num_sms,
@@ -199,7 +200,8 @@ class ElasticBuffer:
         return received, local, weights, handle, self._ending(async_with_compute_stream)
 
     def _first(self, x: _Rows, topk_idx: torch.Tensor, topk_weights: Optional[torch.Tensor], num_experts: int,
-               most: int, alignment: int, num_sms: int, copies: bool, waits: bool, expands: bool) -> tuple:
+               most: int, alignment: int, num_sms: int, copies: bool, waits: bool, expands: bool
+               ) -> Tuple[_Rows, Optional[torch.Tensor], EPHandle]:
         """(received, weights, handle)"""
         tokens = len(x[0] if isinstance(x, tuple) else x)
         if most < 1 or tokens > most:
@@ -214,7 +216,8 @@ class ElasticBuffer:
         handle._note(self.rank_idx, len(received[0] if isinstance(received, tuple) else received), local, counts, experts)
         return received, weights, handle
 
-    def _again(self, x: _Rows, handle: EPHandle, topk_weights: Optional[torch.Tensor]) -> tuple:
+    def _again(self, x: _Rows, handle: EPHandle, topk_weights: Optional[torch.Tensor]
+               ) -> Tuple[_Rows, Optional[torch.Tensor]]:
         """(received, weights) by the handle's routing. Weights go with a dispatch of the same routing."""
         if topk_weights is None:
             return self._buffer.dispatch(x, handle=self._base_of(handle))[0], None
@@ -241,7 +244,7 @@ class ElasticBuffer:
         return sums, weights, self._ending(async_with_compute_stream)
 
     @staticmethod
-    def _base_of(handle: Any) -> tuple:
+    def _base_of(handle: Any) -> Handle:
         if not isinstance(handle, EPHandle):
             raise TypeError(f"handle is a {type(handle).__name__}; it must be the EPHandle that a dispatch returned")
         return handle._base

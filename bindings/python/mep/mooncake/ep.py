@@ -14,7 +14,8 @@ import torch
 from mep.deep_ep import EventOverlap
 from mep.deep_ep._low_latency import LowLatency
 from mep.deep_ep._meeting import Place
-from mep.deep_ep.buffer import _Hook, _Rows, low_latency_bytes
+from mep.deep_ep._high_throughput import _Rows
+from mep.deep_ep.buffer import _Hook, low_latency_bytes
 
 from . import pg
 
@@ -49,7 +50,7 @@ class Buffer:
     def dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, active_ranks: torch.Tensor,
                  num_max_dispatch_tokens_per_rank: int, num_experts: int, timeout_us: int,
                  use_fp8: Optional[bool] = True, async_finish: bool = False, return_recv_hook: bool = False
-                 ) -> "Tuple[_Rows, torch.Tensor, tuple, EventOverlap, _Hook]":
+                 ) -> "Tuple[_Rows, torch.Tensor, tuple[Any, ...], EventOverlap, _Hook]":
         """Sends each row of x to its experts. Returns (recv_x or (recv_x, scales), recv_count, handle, event, hook), as
         mep.deep_ep does. active_ranks, int32 [ranks]: a rank with 0 is left out for good; one that is gone gets 0.
         """
@@ -61,7 +62,7 @@ class Buffer:
         return found, count, handle, event, self._end(active_ranks, hook)
 
     def combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, active_ranks: torch.Tensor,
-                timeout_us: int, handle: tuple, zero_copy: bool = False, async_finish: bool = False,
+                timeout_us: int, handle: tuple[Any, ...], zero_copy: bool = False, async_finish: bool = False,
                 return_recv_hook: bool = False, out: Optional[torch.Tensor] = None
                 ) -> "Tuple[torch.Tensor, EventOverlap, _Hook]":
         """Brings the experts' rows back and sums them by weight. Returns (sums, event, hook). Once per handle."""
@@ -70,7 +71,7 @@ class Buffer:
                                           async_finish)
         return sums, event, self._end(active_ranks, hook)
 
-    def get_next_combine_buffer(self, handle: tuple) -> torch.Tensor:
+    def get_next_combine_buffer(self, handle: tuple[Any, ...]) -> torch.Tensor:
         """[local experts, ranks * most tokens, hidden] of bfloat16: memory for a combine with zero_copy."""
         return self._joined().combine_buffer(handle)
 
@@ -125,11 +126,14 @@ class Buffer:
                 active_ranks[absent] = 0
             self._seen = (active_ranks, active_ranks._version)
 
-        def receive() -> None:
-            hook()  # type: ignore[misc]
-            show()
         show()
-        return None if hook is None else receive
+        if hook is None:
+            return None
+
+        def receive() -> None:
+            hook()
+            show()
+        return receive
 
 
 def _is_alone(group: Any) -> bool:
@@ -143,7 +147,8 @@ def _is_alone(group: Any) -> bool:
 def _there(group: Any, size: int) -> List[int]:
     """The ranks that are in the group."""
     try:
-        return pg.get_active_ranks(group)[:size].nonzero().flatten().tolist()
+        there: List[int] = pg.get_active_ranks(group)[:size].nonzero().flatten().tolist()
+        return there
     except TypeError:
         return []
 

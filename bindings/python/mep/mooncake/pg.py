@@ -44,7 +44,7 @@ class MooncakeBackendOptions:
         names = self._WITH_TENSOR if has_tensor else self._WITHOUT
         if len(args) > len(names):
             raise TypeError(f"MooncakeBackendOptions takes at most {len(names)} arguments: {', '.join(names)}")
-        given = dict(zip(names, args))
+        given: dict[str, Any] = dict(zip(names, args))
         for name, value in named.items():
             if name not in names or name in given:
                 raise TypeError(f"MooncakeBackendOptions: {name} is no argument beside these: {', '.join(names)}")
@@ -117,7 +117,7 @@ def _backend(group: Any) -> Any:
 def get_failed_ranks_hint(work: Any) -> torch.Tensor:
     """int32, as long as active_ranks: 1 for each rank whose loss made this work fail. Waits for the end of the work."""
     work.wait()
-    hint = _mep_torch.lost_ranks(work)
+    hint: torch.Tensor | None = _mep_torch.lost_ranks(work)
     if hint is None:
         raise TypeError(f"{work!r} is no work of the backends {', '.join(_DEVICES)}")
     return hint
@@ -132,7 +132,8 @@ def get_local_success(work: Any) -> bool:
 
 def get_active_ranks(group: Any) -> torch.Tensor:
     """The tensor that the group fills: 1 for a rank that is there."""
-    return _backend(group).active_ranks()
+    active: torch.Tensor = _backend(group).active_ranks()
+    return active
 
 
 def get_num_synced_ranks(group: Any) -> int:
@@ -142,7 +143,8 @@ def get_num_synced_ranks(group: Any) -> int:
 
 def get_current_epoch(group: Any) -> int:
     """The number of the group's view, which grows when ranks go or come."""
-    return _backend(group).epoch()
+    epoch: int = _backend(group).epoch()
+    return epoch
 
 
 # --- Ranks that go and come ---------------------------------------------------------------------------
@@ -202,7 +204,8 @@ def get_peer_state(group: Any, ranks: Sequence[int]) -> list[bool]:
     All ranks that are there call it with the same ranks while one of these is gone, and get the same answer.
     """
     backend = _backend(group)
-    return backend.peers_are_ready(_checked(backend, ranks, "get_peer_state"))
+    ready: list[bool] = backend.peers_are_ready(_checked(backend, ranks, "get_peer_state"))
+    return ready
 
 
 def recover_ranks(group: Any, ranks: Sequence[int], timeout: float = 60.0) -> ProposeViewUpdateResponse:

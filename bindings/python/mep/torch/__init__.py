@@ -19,7 +19,8 @@ import torch.distributed as _dist
 
 from ._build import load as _load
 
-_binding = _load()
+_binding: Any = _load()
+_c10d: Any = _dist  # it does not say which of its names are public
 ProcessGroupMep = _binding.ProcessGroupMep
 lost_ranks = _binding.lost_ranks
 _DEVICES = ["cpu", "cuda"] if _torch.version.cuda else ["cpu"]
@@ -34,7 +35,7 @@ def check_members_may_change(what: str) -> None:
 
 
 def is_checked_by_gloo() -> bool:
-    return _dist.is_gloo_available() and _dist.get_debug_level() == _dist.DebugLevel.DETAIL
+    return bool(_dist.is_gloo_available() and _c10d.get_debug_level() == _c10d.DebugLevel.DETAIL)
 
 
 def create(backend: str, options: Any, pg_options: Any = None, joins_later: bool = False) -> Any:
@@ -67,7 +68,8 @@ def is_replacement() -> bool:
 
 def living() -> list[int]:
     """The ranks of the default group that are there, as this rank knows it now."""
-    return _binding.living()
+    ranks: list[int] = _binding.living()
+    return ranks
 
 
 def recover(ranks: Sequence[int] = (), timeout: float = 30.0) -> int:
@@ -80,7 +82,8 @@ def recover(ranks: Sequence[int] = (), timeout: float = 30.0) -> int:
     With TORCH_DISTRIBUTED_DEBUG=DETAIL both raise RuntimeError at once.
     """
     check_members_may_change("mep.torch.recover()")
-    return _binding.recover(list(ranks), datetime.timedelta(seconds=timeout))
+    came: int = _binding.recover(list(ranks), datetime.timedelta(seconds=timeout))
+    return came
 
 
 def shrink(timeout: datetime.timedelta | None = None) -> Any:

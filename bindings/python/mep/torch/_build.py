@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import cast
 
 import torch
 
@@ -76,11 +77,11 @@ def load() -> ModuleType:
         part.write_text(text)
         part.replace(whole)
     try:
-        return cpp_extension.load(
+        return cast(ModuleType, cpp_extension.load(
             name=_NAME, sources=[str(whole)],
             extra_include_paths=[str(include)], extra_cflags=["-O2", "-std=c++20", "-g0"],
             extra_ldflags=[str(library), f"-Wl,-rpath,{library.parent}"], build_directory=str(folder),
-            with_cuda=False, is_python_module=True)
+            with_cuda=False, is_python_module=True))
     except (RuntimeError, OSError) as error:
         raise ImportError(f"mep.torch could not build its binding for PyTorch {torch.__version__}; it needs a C++20 "
                           f"compiler (g++ 11 or clang 14) and ninja: {error}") from error

@@ -7,14 +7,16 @@ import torch
 
 from mep.torch import _binding
 
+_cuda: Any = torch.cuda  # parts of it have no types
+
 
 class EventHandle:
     """All that a stream, or the current one, has to do so far. Without a GPU in use: nothing."""
 
     def __init__(self, stream: Any = None):
         self._event: Any = None
-        if stream is not None or (torch.cuda.is_available() and torch.cuda.is_initialized()):
-            self._event = torch.cuda.Event()
+        if stream is not None or (torch.cuda.is_available() and _cuda.is_initialized()):
+            self._event = _cuda.Event()
             self._event.record(stream if stream is not None else torch.cuda.current_stream())
 
     def wait_on(self, stream: Any) -> None:
@@ -56,7 +58,7 @@ class Streams:
 
     def __init__(self, device: int):
         self.device = torch.device("cuda", device)
-        self.own = torch.cuda.Stream(self.device)
+        self.own = _cuda.Stream(self.device)
         self.order = _binding.BufferStreams(self.own.stream_id, self.own.device_index, self.own.device_type)
 
     def check(self, **tensors: Optional[torch.Tensor]) -> None:
