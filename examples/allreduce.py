@@ -10,7 +10,7 @@ import mep
 import numpy as np
 
 
-async def two_sums(comm):
+async def two_sums(comm: mep.Comm) -> tuple[np.ndarray, np.ndarray]:
     """Operations of one communicator run in order; awaiting them leaves the loop free."""
     first = np.full(10, comm.rank, np.int64)
     second = np.full(100000, 1.0)
@@ -18,7 +18,7 @@ async def two_sums(comm):
     return first, second
 
 
-def main():
+def main() -> int:
     with mep.init() as comm:  # rank and size from the launcher
         x = np.arange(1000, dtype=np.float32) + comm.rank
         mean = comm.allreduce(x, np.empty_like(x), op="avg")

@@ -14,13 +14,13 @@ from mep import eplb
 TOKENS, HIDDEN, TOP_K, STEPS, EVERY = 256, 64, 2, 8, 4
 
 
-def route(random, num_experts):
+def route(random: np.random.Generator, num_experts: int) -> np.ndarray:
     """Stands in for a router: two different experts for each token, the last ones most often."""
     chance = 1 / np.arange(num_experts, 0, -1) ** 1.5
     return np.array([random.choice(num_experts, TOP_K, False, chance / chance.sum()) for _ in range(TOKENS)])
 
 
-def main():
+def main() -> int:
     with mep.init() as comm:
         num_experts, slots = 2 * comm.size, 3  # of each rank; one in three is for replicas
         now = eplb.plan(np.ones(num_experts), comm.size, slots)  # nothing is known yet: any loads
@@ -36,7 +36,7 @@ def main():
         rows, right, uneven = np.zeros(slots, np.int64), True, []
         for step in range(1, STEPS + 1):
             experts = route(random, num_experts)
-            gates = np.tile(np.float32([0.75, 0.25]), (TOKENS, 1))
+            gates = np.tile(np.array([0.75, 0.25], np.float32), (TOKENS, 1))
             x = random.random((TOKENS, HIDDEN), np.float32)
 
             received = handle.dispatch(x, experts, gates, statistics=rows)  # adds to rows

@@ -11,7 +11,7 @@ import numpy as np
 TOKEN, SQUARES = 1, 2  # tags
 
 
-def ring(comm):
+def ring(comm: mep.Comm) -> np.ndarray:
     """Each rank sends off a token; every rank that it comes to adds its number. Returns the own one."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     token = np.array([comm.rank, 0])  # who sent it off, the sum
@@ -24,19 +24,20 @@ def ring(comm):
     return token
 
 
-def gather(comm):
+def gather(comm: mep.Comm) -> dict[int, list[int]]:
     """Rank 0 takes the others' messages in the order in which they come. They have a length each."""
     if comm.rank != 0:
         comm.send(np.arange(comm.rank) ** 2, 0, SQUARES)
         return {}
-    found, room = {0: []}, np.empty(comm.size, np.int64)
+    found: dict[int, list[int]] = {0: []}
+    room = np.empty(comm.size, np.int64)
     for _ in range(comm.size - 1):
         message = comm.recv(room, mep.ANY_SOURCE, SQUARES)
         found[message.source] = room[:message.bytes // room.itemsize].tolist()
     return found
 
 
-def main():
+def main() -> int:
     with mep.init() as comm:
         token = ring(comm)
         right = token.tolist() == [comm.rank, sum(range(comm.size))]

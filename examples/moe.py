@@ -11,7 +11,7 @@ import numpy as np
 TOKENS, HIDDEN, TOP_K, EXPERTS_PER_RANK = 32, 64, 2, 2
 
 
-def route(rank, num_experts):
+def route(rank: int, num_experts: int) -> np.ndarray:
     """Stands in for a router: two different experts for each token."""
     t = np.arange(TOKENS)
     first = (rank + t) % num_experts
@@ -19,11 +19,11 @@ def route(rank, num_experts):
     return np.stack([first, second], axis=1)
 
 
-def main():
+def main() -> int:
     with mep.init() as comm:
         num_experts = EXPERTS_PER_RANK * comm.size
         experts = route(comm.rank, num_experts)
-        weights = np.tile(np.float32([0.75, 0.25]), (TOKENS, 1))
+        weights = np.tile(np.array([0.75, 0.25], np.float32), (TOKENS, 1))
         x = np.random.default_rng(comm.rank).random((TOKENS, HIDDEN), np.float32)
 
         ep = mep.Ep(comm, hidden=HIDDEN, top_k=TOP_K, num_experts=num_experts,

@@ -21,15 +21,16 @@ IS_REPLACEMENT = "MEP_JOIN" in os.environ  # mep_run sets it in a replacement
 
 
 class Job:
-    def __init__(self, comm):
+    def __init__(self, comm: mep.Comm) -> None:
         self.comm = comm
         # The state that a joiner has to learn: the step, how often the members have looked for joiners, w.
         self.now = np.array([0.0, 0.0, 100.0])
         self.is_joiner = IS_REPLACEMENT  # until it has the state
         self.must_meet = True  # somebody is gone or has come
-        self.here, self.absent = [], []
+        self.here: list[int] = []
+        self.absent: list[int] = []
 
-    def meet(self):
+    def meet(self) -> None:
         """All ranks learn who is there, and joiners the state, from the highest rank that has it."""
         seen = np.zeros(self.comm.size, np.int32)
         seen[self.comm.rank] = JOINER if self.is_joiner else MEMBER
@@ -39,7 +40,7 @@ class Job:
         self.comm.broadcast(self.now, int(np.flatnonzero(seen == MEMBER)[-1]))
         self.is_joiner = self.must_meet = False
 
-    def admit(self):
+    def admit(self) -> None:
         """While a place is free the members look once a step whether somebody wants it; after POLLS steps they wait, once."""
         if not self.absent or self.now[1] > POLLS:
             return
@@ -53,7 +54,7 @@ class Job:
         if came > 0:
             self.must_meet, self.now[1] = True, 0
 
-    def step(self):
+    def step(self) -> None:
         """A gradient, its mean over the ranks that are there, and a step against it."""
         if self.comm.rank == 1 and self.now[0] == DEATH and not IS_REPLACEMENT:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -62,7 +63,7 @@ class Job:
         self.now[2] -= 0.5 * mean[0]
         self.now[0] += 1
 
-    def advance(self):
+    def advance(self) -> None:
         """The step and w change after a call has succeeded, and on all ranks then: what failed is done again."""
         if self.must_meet:
             self.meet()
@@ -72,7 +73,7 @@ class Job:
             self.step()
 
 
-def main():
+def main() -> int:
     with (mep.join() if IS_REPLACEMENT else mep.init()) as comm:
         job = Job(comm)
         while job.now[0] < STEPS:

@@ -19,34 +19,35 @@ import mep.torch
 
 STEPS, DEATH, BATCH = 60, 25, 8
 RANK, SIZE = int(os.environ["MEP_RANK"]), int(os.environ["MEP_SIZE"])
+Part = tuple[torch.Tensor, torch.Tensor]
 
 
-def say(text):
+def say(text: str) -> None:
     print(f"rank {RANK}: {text}", flush=True)
 
 
-def batch(step, rank):
+def batch(step: int, rank: int) -> Part:
     """The part of a step's data that falls to a rank: inputs and what the model should make of them."""
     generator = torch.Generator().manual_seed(SIZE * step + rank)
     inputs = torch.randn(BATCH, 10, generator=generator, dtype=torch.float64)
     return inputs, inputs.sum(1, keepdim=True).sin()
 
 
-def new_model():
+def new_model() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(10, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)).double()
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def train(model, optimizer, parts):
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: list[Part]) -> float:
     optimizer.zero_grad()
-    loss = sum(torch.nn.functional.mse_loss(model(x), y) for x, y in parts) / len(parts)
+    loss = torch.stack([torch.nn.functional.mse_loss(model(x), y) for x, y in parts]).mean()
     loss.backward()
     optimizer.step()
-    return loss.item()
+    return float(loss.item())
 
 
-def resume(model, step):
+def resume(model: torch.nn.Module, step: int) -> tuple[torch.nn.Module, int]:
     """All ranks, a joiner too: the state of rank 0, and a DistributedDataParallel over all of them."""
     now = torch.tensor([step])
     dist.broadcast(now, 0)
@@ -54,7 +55,7 @@ def resume(model, step):
     return torch.nn.parallel.DistributedDataParallel(model), int(now)
 
 
-def main():
+def main() -> None:
     store = pathlib.Path(tempfile.gettempdir()) / f"torch_recover_{os.environ['MEP_JOB']}"
     dist.init_process_group("mep", init_method=f"file://{store}", rank=RANK, world_size=SIZE)
     model, optimizer = new_model()
@@ -73,7 +74,7 @@ def main():
             mep.torch.recover(lost, timeout=60)
             say(f"goes on with a new rank {lost}")
             parallel, step = resume(model, step)
-    alone, optimizer = new_model()
+    (alone, optimizer), loss = new_model(), 0.0
     for step in range(STEPS):
         loss = train(alone, optimizer, [batch(step, rank) for rank in range(SIZE)])
     for one, other in zip(alone.parameters(), model.parameters()):

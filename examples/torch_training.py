@@ -16,12 +16,14 @@ import pathlib
 import shutil
 import sys
 import tempfile
+from typing import Any, Callable, Iterable, Optional
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -31,46 +33,47 @@ from torch.utils.checkpoint import checkpoint as recompute
 
 import mep.torch
 
+Passes = Callable[[int], list[Any]]
 STEPS, BATCH, WIDTH, HIDDEN, GRID = 20, 16, 10, 30, 128  # hidden units do not divide evenly among 4 ranks
 
 
 class Heads(torch.nn.Module):
     """A pass uses one head of three; nothing uses the last."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.body = torch.nn.Linear(WIDTH, HIDDEN)
         self.heads = torch.nn.ModuleList(torch.nn.Linear(HIDDEN, 1) for _ in range(3))
 
-    def forward(self, inputs, head):
+    def forward(self, inputs: torch.Tensor, head: int) -> torch.Tensor:
         return self.heads[head](self.body(inputs).relu())
 
 
 class Twice(torch.nn.Module):
     """Uses one layer twice and computes its activations again in the backward pass: DDP wants a static graph for it."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.layers = torch.nn.ModuleList([torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, 1)])
 
-    def forward(self, inputs):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         once = recompute(self.layers[0], inputs.requires_grad_(), use_reentrant=True).relu()
         return self.layers[1](recompute(self.layers[0], once, use_reentrant=True).relu())
 
 
-def perceptron(hidden=HIDDEN):
+def perceptron(hidden: int = HIDDEN) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(WIDTH, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 1),
                                torch.nn.LeakyReLU(0.25))
 
 
-def onto_grid(parameters):
+def onto_grid(parameters: Iterable[torch.Tensor]) -> None:
     with torch.no_grad():
         for one in parameters:
             local = one.to_local() if isinstance(one, DTensor) else one
             local.copy_((local * GRID).round() / GRID)
 
 
-def fresh(make, *arguments):
+def fresh(make: Callable[..., torch.nn.Module], *arguments: int) -> Any:
     """The same model on each rank and in each run."""
     torch.manual_seed(0)
     model = make(*arguments).double()
@@ -78,42 +81,42 @@ def fresh(make, *arguments):
     return model
 
 
-def new_optimizer(model):
+def new_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=2.0**-7, momentum=0.5)
 
 
-def batch(step):
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The data of a step for all ranks together."""
     generator = torch.Generator().manual_seed(step)
     inputs = torch.randint(-2, 3, (BATCH, WIDTH), generator=generator).double()
     return inputs, 8 * (inputs.sum(1, keepdim=True) > 0).double()
 
 
-def train(model, optimizer, steps, passes):
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: Iterable[int], passes: Passes) -> None:
     """passes(step) says which parts of the batch go through the model, each with what the model is told besides."""
     for step in steps:
         optimizer.zero_grad()
         losses = [mse_loss(model(inputs, *more), wanted) for inputs, wanted, *more in passes(step)]
-        (sum(losses) / len(losses)).backward()
+        (torch.stack(losses).sum() / len(losses)).backward()
         optimizer.step()
         onto_grid(model.parameters())
 
 
-def whole(step):
+def whole(step: int) -> list[Any]:
     return [batch(step)]
 
 
-def share(index, shares):
+def share(index: int, shares: int) -> Passes:
     """passes() of the rank that has one share of each batch."""
     return lambda step: [[tensor.chunk(shares)[index] for tensor in batch(step)]]
 
 
-def alone(model, passes=whole, steps=STEPS):
+def alone(model: torch.nn.Module, passes: Passes = whole, steps: int = STEPS) -> torch.nn.Module:
     train(model, new_optimizer(model), range(steps), passes)
     return model
 
 
-def expect_same(name, model, reference):
+def expect_same(name: str, model: torch.nn.Module, reference: torch.nn.Module) -> None:
     """Raises if one bit differs; collective for sharded parameters."""
     for (key, one), other in zip(model.named_parameters(), reference.parameters(), strict=True):
         got = one.full_tensor() if isinstance(one, DTensor) else one
@@ -121,10 +124,12 @@ def expect_same(name, model, reference):
             raise RuntimeError(f"{name}: {key} differs from that of one process by {(got - other).abs().max().item()}")
 
 
-def unused_parameters(rank, ranks):
+def unused_parameters(rank: int, ranks: int) -> str:
     model = fresh(Heads)
     # Ranks use different heads, so that each rank leaves some to others.
-    head = lambda step, of: (step + of) % 2
+    def head(step: int, of: int) -> int:
+        return (step + of) % 2
+
     parallel = DistributedDataParallel(model, find_unused_parameters=True)
     train(parallel, new_optimizer(model), range(STEPS), lambda step: [[*share(rank, ranks)(step)[0], head(step, rank)]])
     expect_same("unused", model, alone(fresh(Heads), lambda step: [
@@ -132,7 +137,7 @@ def unused_parameters(rank, ranks):
     return "DistributedDataParallel, find_unused_parameters, another head on each rank"
 
 
-def static_graph(rank, ranks):
+def static_graph(rank: int, ranks: int) -> str:
     model = fresh(Twice)
     parallel = DistributedDataParallel(model, static_graph=True)
     train(parallel, new_optimizer(model), range(STEPS), share(rank, ranks))
@@ -140,7 +145,7 @@ def static_graph(rank, ranks):
     return "DistributedDataParallel, static_graph, a layer used twice"
 
 
-def sharded(mesh):
+def sharded(mesh: DeviceMesh) -> tuple[Any, torch.optim.Optimizer]:
     model = fresh(perceptron)
     for layer in (model[0], model[2]):
         fully_shard(layer, mesh=mesh)
@@ -148,7 +153,7 @@ def sharded(mesh):
     return model, new_optimizer(model)
 
 
-def shards(rank, ranks):
+def shards(rank: int, ranks: int) -> str:
     model, optimizer = sharded(init_device_mesh("cpu", (ranks,)))
     train(model, optimizer, range(STEPS), share(rank, ranks))
     rows = model[0].weight.to_local().shape[0]
@@ -156,19 +161,19 @@ def shards(rank, ranks):
     return f"fully_shard, {rows} of {HIDDEN} rows of the first layer on this rank"
 
 
-def split_layers(mesh):
+def split_layers(mesh: DeviceMesh) -> tuple[torch.nn.Module, int]:
     hidden = HIDDEN // 4 * 4
     return parallelize_module(fresh(perceptron, hidden), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}), hidden
 
 
-def tensor_parallel(rank, ranks):
+def tensor_parallel(rank: int, ranks: int) -> str:
     model, hidden = split_layers(init_device_mesh("cpu", (ranks,)))
     train(model, new_optimizer(model), range(STEPS), whole)
     expect_same("tensor-parallel", model, alone(fresh(perceptron, hidden)))
     return f"tensor-parallel, {hidden // ranks} of {hidden} hidden units on this rank"
 
 
-def two_dimensions(rank, ranks):
+def two_dimensions(rank: int, ranks: int) -> str:
     if ranks < 4:
         return "fully_shard over tensor-parallel layers: left out, it takes 4 ranks"
     mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("data", "tensor"))
@@ -179,24 +184,24 @@ def two_dimensions(rank, ranks):
     return f"fully_shard over tensor-parallel layers, a mesh of {ranks // 2} x 2"
 
 
-def state_of(model, optimizer, ranks):
+def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, ranks: int) -> dict[str, Any]:
     parameters, state = get_state_dict(model, optimizer)
     return {"model": parameters, "optimizer": state, "ranks": ranks}
 
 
-def resume(folder, mesh, index, ranks, group):
+def resume(folder: pathlib.Path, mesh: DeviceMesh, index: int, ranks: int, group: Optional[dist.ProcessGroup]) -> int:
     """A fresh model takes the state of the checkpoint and goes on. Returns how many ranks had written that."""
     model, optimizer = sharded(mesh)
     state = state_of(model, optimizer, 0)
-    dcp.load(state, checkpoint_id=folder, process_group=group)
+    load(state, checkpoint_id=folder, process_group=group)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     train(model, optimizer, range(STEPS, 2 * STEPS), share(index, ranks))
     expect_same("checkpoint", model, alone(fresh(perceptron), steps=2 * STEPS))
-    return state["ranks"]
+    return int(state["ranks"])
 
 
-def checkpoint(rank, ranks):
-    where = [sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp() if rank == 0 else None]
+def checkpoint(rank: int, ranks: int) -> str:
+    where: list[Any] = [sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp() if rank == 0 else None]
     dist.broadcast_object_list(where)  # of rank 0
     folder = pathlib.Path(where[0])
     found = [(folder / ".metadata").exists()]
@@ -205,29 +210,29 @@ def checkpoint(rank, ranks):
     if not found[0]:
         model, optimizer = sharded(mesh)
         train(model, optimizer, range(STEPS), share(rank, ranks))
-        dcp.save(state_of(model, optimizer, ranks), checkpoint_id=folder)
+        save(state_of(model, optimizer, ranks), checkpoint_id=folder)
     wrote = resume(folder, mesh, rank, ranks, None)
     # Half of the ranks can load it as well.
     half = ranks // 2
-    group = dist.new_group(range(half))
+    group: Any = dist.new_group(range(half))
     if rank < half:
-        resume(folder, dist.device_mesh.DeviceMesh.from_group(group, "cpu"), rank, half, group)
+        resume(folder, DeviceMesh.from_group(group, "cpu"), rank, half, group)
     dist.barrier()
     if rank == 0 and len(sys.argv) < 2:
         shutil.rmtree(folder)
     return f"a checkpoint of {wrote} ranks, loaded on {ranks} and on {half}, training goes on"
 
 
-def objects(rank, ranks):
+def objects(rank: int, ranks: int) -> str:
     sent = {"rank": rank, "text": "x" * 1000 * rank}
-    got = [None] * ranks
+    got: list[Any] = [None] * ranks
     dist.all_gather_object(got, sent)
     if got != [{"rank": of, "text": "x" * 1000 * of} for of in range(ranks)]:
         raise RuntimeError(f"all_gather_object gave {got}")
     return "all_gather_object, another size from each rank"
 
 
-def main():
+def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("mep")
     rank, ranks = dist.get_rank(), dist.get_world_size()
