@@ -12,7 +12,7 @@ from ._high_throughput import HighThroughput, _Rows
 from ._low_latency import BUFFERS, LowLatency
 from ._meeting import Place
 
-_Hook = Optional[Callable[[], None]]
+_Hook = Union[Callable[[], None], Any]  # Any: None without return_recv_hook
 
 
 def _not_served(name: str, instead: str) -> None:
