@@ -151,7 +151,8 @@ void run_suite(char** argv) {
   if (!mpi_is_built()) {
     throw PerfError(
         "this mep_perf was built without MPI, which suite compares with: install Open MPI and its "
-        "headers (libopenmpi-dev) and configure with MEP_MPI=ON");
+        "headers (libopenmpi-dev), and configure with MEP_MPI=ON; a wheel: in the source tree "
+        "pip install . -C cmake.define.MEP_MPI=ON");
   }
   become_beside("mep_perf_suite", "suite", argv + 1);
 }
