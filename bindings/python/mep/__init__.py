@@ -3,7 +3,7 @@
     import mep, numpy
     with mep.init() as comm:
         x = numpy.full(4, comm.rank, numpy.float32)
-        comm.allreduce(x)                  # x is now the sum over the ranks
+        comm.allreduce(x)                  # overwrites x with the sum; comm.allreduce(x, total) leaves x
 
 Everything of mep.h is here: Comm has the collectives, the messages and the membership, Ep and Handle the
 expert parallelism, Request the nonblocking operations (also for asyncio). Failures are exceptions
