@@ -5,9 +5,10 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Optional
 
 
-def _program() -> str:
+def find() -> Optional[str]:
     """That of the wheel or the prefix that holds this package, else the first on the PATH."""
     package = Path(__file__).resolve().parent
     beside = [package / "bin" / "mep_info"]
@@ -16,13 +17,13 @@ def _program() -> str:
     for program in beside:
         if program.is_file():
             return str(program)
-    found = shutil.which("mep_info")
-    if found is None:
-        sys.exit(f"mep_info is not beside {package} and not on the PATH; `pip install .` of MEP's source tree brings it")
-    return found
+    return shutil.which("mep_info")
 
 
 if __name__ == "__main__":
-    path = _program()
+    path = find()
+    if path is None:
+        sys.exit(f"mep_info is not beside {Path(__file__).resolve().parent} and not on the PATH; `pip install .` of MEP's "
+                 "source tree brings it")
     sys.stdout.flush()
     os.execv(path, [path, *sys.argv[1:]])
