@@ -5,6 +5,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+from typing import Any, Dict
 
 import mep.deep_ep
 
@@ -19,12 +20,12 @@ class _Spec(importlib.machinery.ModuleSpec):
         return self.package
 
 
-def run(namespace: dict) -> None:
+def run(namespace: Dict[str, Any]) -> None:
     """namespace: globals of mep.deep_ep._program, as __main__ or, in a child, as __mp_main__. A package is run by its
     __main__, which children do not import."""
     mep.deep_ep.install()
     name = os.environ["MEP_DEEP_EP"]
-    found = importlib.util.find_spec(name)
+    found: Any = importlib.util.find_spec(name)
     is_child = namespace["__name__"] != "__main__"
     if found is not None and found.submodule_search_locations is not None:
         if is_child:

@@ -46,7 +46,7 @@ def _sized(tensor: torch.Tensor, rows: int) -> torch.Tensor:
     return made
 
 
-class HybridEPHandle(tuple):
+class HybridEPHandle(Tuple[Any, ...]):
     """The tuple of a dispatch with DeepEP's positions, None where MEP has nothing like it. The routing lies beside it: a
     copy of the tuple is no handle.
 
@@ -106,7 +106,7 @@ class HybridEPBuffer:
                               num_of_experts_per_rank: Optional[int] = None, num_of_experts: Optional[int] = None,
                               use_fp8: Optional[bool] = None, routing_map: _Tensor = None, probs: _Tensor = None,
                               scaling_factor: _Tensor = None, num_permuted_tokens: Optional[int] = None,
-                              pad_multiple: Optional[int] = None, handle: Optional[tuple] = None,
+                              pad_multiple: Optional[int] = None, handle: Optional[Tuple[Any, ...]] = None,
                               non_blocking: bool = False, fuse_permute_dispatch: bool = False,
                               num_dispatched_tokens: Optional[int] = None, use_host_meta: Optional[bool] = None
                               ) -> "Tuple[torch.Tensor, _Tensor, _Tensor, torch.Tensor, HybridEPHandle]":
@@ -151,7 +151,7 @@ class HybridEPBuffer:
         made._rows = base.num_expanded_tokens if wanted is None or wanted < 0 else wanted
         return self._grouped(hidden, received, got if weights is not None else None, made._rows, made)
 
-    def combine_with_unpermute(self, *, hidden: torch.Tensor, probs: _Tensor = None, handle: Optional[tuple] = None,
+    def combine_with_unpermute(self, *, hidden: torch.Tensor, probs: _Tensor = None, handle: Optional[Tuple[Any, ...]] = None,
                                pad_multiple: Optional[int] = None, fuse_unpermute_combine: bool = False,
                                num_dispatched_tokens: Optional[int] = None) -> "Tuple[torch.Tensor, _Tensor]":
         """Brings the rows of a dispatch_with_permute back and sums those of a token, without weights. probs: a value for
@@ -170,12 +170,13 @@ class HybridEPBuffer:
     def dispatch(self, hidden: torch.Tensor, scaling_factor: _Tensor = None, topk_idx: _Tensor = None,
                  topk_weights: _Tensor = None, num_of_experts: Optional[int] = None, probs: _Tensor = None,
                  routing_map: _Tensor = None, num_dispatched_tokens_tensor: _Tensor = None,
-                 num_dispatched_tokens: Optional[int] = None, handle: Optional[tuple] = None
+                 num_dispatched_tokens: Optional[int] = None, handle: Optional[Tuple[Any, ...]] = None
                  ) -> "Tuple[torch.Tensor, _Tensor, _Tensor, HybridEPHandle]":
         """Sends each row of hidden once to each rank with experts of it. Returns (rows, probs [rows, experts] or None,
         scales or None, handle); rows are in the order of source rank and token, probs are zero for experts elsewhere."""
+        made: Any = handle
         if handle is not None:
-            base, made = self._base_of(handle, hidden, expanded=False), handle
+            base = self._base_of(handle, hidden, expanded=False)
             if probs is None and topk_weights is not None and topk_idx is not None:
                 probs = _dense(topk_idx, topk_weights, len(hidden), base.num_experts)
             weights = None if probs is None else _gathered(base.topk_idx, self._checked(probs, base))
@@ -194,7 +195,7 @@ class HybridEPBuffer:
         here = None if weights is None else _dense(self._global(base), got, len(values), base.num_experts)
         return values, here, scales, made
 
-    def combine(self, hidden: torch.Tensor, probs: _Tensor = None, handle: Optional[tuple] = None
+    def combine(self, hidden: torch.Tensor, probs: _Tensor = None, handle: Optional[Tuple[Any, ...]] = None
                 ) -> "Tuple[torch.Tensor, _Tensor]":
         """Brings the rows of a dispatch back and sums those of a token, without weights. probs: [rows, experts]. Returns
         (sums, [tokens, experts] float32 or None)."""
@@ -210,8 +211,8 @@ class HybridEPBuffer:
     def _experts(self, of_a_rank: Optional[int]) -> int:
         return (of_a_rank or self.config.num_of_experts_per_rank) * self.group_size
 
-    def _routing(self, hidden: torch.Tensor, routing_map: _Tensor, probs: _Tensor, topk_idx: _Tensor,
-                 topk_weights: _Tensor, given_experts: Optional[int], experts: int, waits: bool) -> tuple:
+    def _routing(self, hidden: torch.Tensor, routing_map: _Tensor, probs: _Tensor, topk_idx: Any,
+                 topk_weights: _Tensor, given_experts: Optional[int], experts: int, waits: bool) -> "Tuple[Any, ...]":
         """(topk_idx [tokens, K] with -1 for none, its weights or None, whether experts of a token were left out)"""
         tokens = len(hidden)
         if routing_map is not None:
@@ -258,10 +259,10 @@ class HybridEPBuffer:
             if calls.streams is None:
                 calls.again(lambda: calls.comm.allreduce(mine, most_of_all, op="max"))
             else:
-                current = torch.cuda.current_stream(calls.streams.device)
-                calls.streams.own.wait_stream(current)
-                calls.again(lambda: calls.comm.allreduce(mine, most_of_all, op="max", stream=calls.streams.own))
-                current.wait_stream(calls.streams.own)
+                current, own = torch.cuda.current_stream(calls.streams.device), calls.streams.own
+                own.wait_stream(current)
+                calls.again(lambda: calls.comm.allreduce(mine, most_of_all, op="max", stream=own))
+                current.wait_stream(own)
             found, most = most_of_all.tolist()
             if found > MOST_EXPERTS:
                 raise ValueError(f"a token has {found} experts; at most {MOST_EXPERTS} work")
@@ -270,7 +271,7 @@ class HybridEPBuffer:
         self.config.max_num_of_tokens_per_rank = most
         return min(max(self._experts_of_token, 1), experts)
 
-    def _dispatch(self, x: _Rows, **named: Any) -> tuple:
+    def _dispatch(self, x: _Rows, **named: Any) -> "Tuple[Any, ...]":
         """(received, weights, handle)"""
         received, _, weights, handle, _ = self.runtime.dispatch(x, **named)
         return received, weights, handle
@@ -280,21 +281,21 @@ class HybridEPBuffer:
         return sums, None if back is None else _dense(base.topk_idx, back, len(sums), base.num_experts)
 
     @staticmethod
-    def _grouped(hidden: torch.Tensor, received: _Rows, weights: _Tensor, rows: Optional[int], handle: Any) -> tuple:
+    def _grouped(hidden: torch.Tensor, received: _Rows, weights: _Tensor, rows: Optional[int], handle: Any) -> "Tuple[Any, ...]":
         """The values of dispatch_with_permute."""
         rows = handle._rows if rows is None or rows < 0 else rows
         values, scales = (part if part is None else _sized(part, rows) for part in _taken(hidden, received))
         return values, None if weights is None else _sized(weights, rows), scales, handle._counts, handle
 
-    def _received(self, base: EPHandle, experts: int) -> tuple:
+    def _received(self, base: EPHandle, experts: int) -> "Tuple[Any, ...]":
         """(received rows [1] int32, local_expert_routing_map)"""
-        local = base.recv_topk_idx
+        local: Any = base.recv_topk_idx
         number = base.psum_num_recv_tokens_per_scaleup_rank[-1:].to(torch.int32)
         return number, _dense(local, torch.ones_like(local, dtype=torch.bool), len(local), experts)
 
     def _global(self, base: EPHandle) -> torch.Tensor:
         """[received, K]: numbers of this rank's experts among all, -1 for none."""
-        local = base.recv_topk_idx
+        local: Any = base.recv_topk_idx
         return (local + self.rank * (base.num_experts // self.group_size)).masked_fill(local < 0, -1)
 
     def _checked(self, probs: torch.Tensor, base: EPHandle) -> torch.Tensor:
@@ -323,7 +324,7 @@ class HybridEPBuffer:
             raise ValueError(f"{name} has {len(tensor)} rows, the handle's dispatch gave {handle._rows}")
 
 
-def _expect(name: str, tensor: torch.Tensor, kind: Optional[torch.dtype], shape: tuple) -> None:
+def _expect(name: str, tensor: torch.Tensor, kind: Optional[torch.dtype], shape: Tuple[Any, ...]) -> None:
     if (kind is not None and tensor.dtype != kind) or tuple(tensor.shape) != shape:
         raise ValueError(f"{name}: {tensor.dtype} {tuple(tensor.shape)}; it must be {kind or 'of'} {shape}")
 
