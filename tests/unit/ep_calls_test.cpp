@@ -8,6 +8,7 @@
 #include "core/ep/ep_object.hpp"
 #include "core/topo/usable_memory.hpp"
 #include "support/ep_rounds.hpp"
+#include "support/refused.hpp"
 
 using namespace mep_test;
 
@@ -22,16 +23,6 @@ mep_ep_config_t small_config() {
   config.num_experts = 8;
   return config;
 }
-
-// The refusal of `call`, and that its text has `part`.
-#define EXPECT_REFUSED(report, code, part, call)                                                 \
-  do {                                                                                           \
-    const mep_result_t refused = (call);                                                         \
-    if (refused != (code) || std::string(mep_last_error()).find(part) == std::string::npos) {    \
-      (report).add("line %d: %s (%s), not %s with \"%s\"", __LINE__, mep_result_string(refused), \
-                   mep_last_error(), mep_result_string(code), part);                             \
-    }                                                                                            \
-  } while (0)
 
 void bad_configs(void**) {
   Report report;
