@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import pathlib
-import sys
-
 from console import ROOT, die, note, run, step
+from packages import python_with
 
 FOLDER = ROOT / "build" / "docs"
 PACKAGES = ["mkdocs==1.6.1", "mkdocs-material>=9.6,<10", "mkdocstrings[python]>=1,<2"]
 
 
-def python() -> pathlib.Path:
-    """That of the environment; made, with MkDocs in it, where it is absent."""
-    program = FOLDER / "bin" / "python"
-    if program.exists() and run(program, "-c", "import material, mkdocstrings_handlers.python") == 0:
-        return program
-    step(f"Installing MkDocs from PyPI in {FOLDER.relative_to(ROOT)}")
-    if run(sys.executable, "-m", "venv", FOLDER) != 0 or run(program, "-m", "pip", "install", "-q", *PACKAGES) != 0:
-        die("MkDocs could not be installed; what pip says stands above")
-    return program
-
-
 def docs(arguments: list[str]) -> int:
     if arguments not in ([], ["--serve"]):
         die("./dev docs takes nothing, or --serve")
-    program = python()
+    program = python_with(FOLDER, PACKAGES, "import material, mkdocstrings_handlers.python", "MkDocs")
     # The theme's authors print an advertisement unless told not to.
     quiet = {"NO_MKDOCS_2_WARNING": "true", "DISABLE_MKDOCS_2_WARNING": "true", "PYTHONDONTWRITEBYTECODE": "1"}
     mkdocs = [program, "-m", "mkdocs"]

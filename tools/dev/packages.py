@@ -6,8 +6,9 @@ import importlib.util
 import os
 import pathlib
 import shutil
+import sys
 
-from console import ROOT, as_root, has, note, output_of, run, step
+from console import ROOT, as_root, die, has, note, output_of, run, step
 
 RUN_PACKAGES = ["g++", "cmake", "ninja-build", "ccache", "pkg-config", "libhwloc-dev", "libsodium-dev",
                 "libibverbs-dev", "libopenmpi-dev", "openmpi-bin"]
@@ -65,6 +66,17 @@ def ensure_packages(test: bool = False) -> None:
     else:
         note("That did not work. Install them by hand if what follows fails:")
         note(f"apt-get install {' '.join(missing)}")
+
+
+def python_with(folder: pathlib.Path, packages: list[str], check: str, what: str) -> pathlib.Path:
+    """The Python of the environment in `folder`; made, with the packages in it, where the imports of `check` fail."""
+    program = folder / "bin" / "python"
+    if program.exists() and run(program, "-c", check) == 0:
+        return program
+    step(f"Installing {what} from PyPI in {folder.relative_to(ROOT)}")
+    if run(sys.executable, "-m", "venv", folder) != 0 or run(program, "-m", "pip", "install", "-q", *packages) != 0:
+        die(f"{what} could not be installed; what pip says stands above")
+    return program
 
 
 def has_cuda_compiler(root: pathlib.Path) -> bool:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import pathlib
-import sys
 
 from console import ROOT, die, note, run, step
-from packages import ensure_packages
+from packages import ensure_packages, python_with
 from trees import build_or_stop
 
 FOLDER = ROOT / "build" / "torch"
@@ -15,23 +13,12 @@ FOLDER = ROOT / "build" / "torch"
 PACKAGES = ["torch", "numpy", "ninja", "expecttest", "hypothesis", "pytest", "setuptools"]
 
 
-def python() -> pathlib.Path:
-    """That of the environment; made, with PyTorch in it, where it is absent."""
-    program = FOLDER / "bin" / "python"
-    if program.exists() and run(program, "-c", "import torch, numpy, ninja, expecttest") == 0:
-        return program
-    step(f"Installing PyTorch from PyPI in {FOLDER.relative_to(ROOT)}: some GB, about two minutes")
-    if run(sys.executable, "-m", "venv", FOLDER) != 0 or run(program, "-m", "pip", "install", "-q", *PACKAGES) != 0:
-        die("PyTorch could not be installed; what pip says stands above")
-    return program
-
-
 def torch_tests(arguments: list[str]) -> int:
     if arguments not in ([], ["--upstream"]):
         die("./dev torch takes nothing, or --upstream")
     ensure_packages()
     build_or_stop("release", "mep")
-    program = python()
+    program = python_with(FOLDER, PACKAGES, "import torch, numpy, ninja, expecttest", "PyTorch (some GB, about two minutes)")
     variables = {"MEP_LIBRARY": str(ROOT / "build/release/lib/libmep.so"),
                  "PYTHONPATH": str(ROOT / "bindings/python"), "PYTHONDONTWRITEBYTECODE": "1",
                  "PATH": f"{FOLDER / 'bin'}:{os.environ['PATH']}"}
