@@ -44,12 +44,14 @@ def create(backend: str, options: Any, pg_options: Any = None, joins_later: bool
     joins_later: of a replacement, which takes its place by join() of the group and is alone until then.
     """
     del pg_options
+    if getattr(options, "enable_reconfigure", False):
+        check_members_may_change("enable_reconfigure=True")
+        return ProcessGroupMep.make_reconfigurable(options.store, options.group_rank, options.group_size,
+                                                   _timeout_of(options), backend)
     joins = is_replacement() or joins_later
     if joins:
         check_members_may_change("replacing a rank")
-    timeout = options.timeout
-    if not isinstance(timeout, datetime.timedelta):
-        timeout = datetime.timedelta(seconds=float(timeout))
+    timeout = _timeout_of(options)
     ranks = list(options.global_ranks_in_group)
     if ranks:
         group = ProcessGroupMep.make_group(options.store, ranks, options.group_rank, options.group_id, timeout,
@@ -59,6 +61,11 @@ def create(backend: str, options: Any, pg_options: Any = None, joins_later: bool
     return ProcessGroupMep.make_world(options.store, options.group_rank, options.group_size, timeout,
                                       f"torch-{options.group_id or 'world'}", joins, joins_later,
                                       not ranks, backend)
+
+
+def _timeout_of(options: Any) -> datetime.timedelta:
+    timeout = options.timeout
+    return timeout if isinstance(timeout, datetime.timedelta) else datetime.timedelta(seconds=float(timeout))
 
 
 def is_replacement() -> bool:

@@ -19,7 +19,7 @@ constexpr int kMostRanks = 64;
 
 std::vector<int> ProcessGroupMep::living() const {
   if (collectives_->handle() == nullptr) return {rank_};
-  if (is_world_) world_->catch_up();
+  if (is_world()) world_->catch_up();
   return collectives_->living();
 }
 
@@ -47,7 +47,7 @@ std::vector<bool> ProcessGroupMep::peers_are_ready(const std::vector<int>& ranks
   for (const int rank : ranks) are_ready.push_back(contains(there, rank));
   const bool are_all = std::find(are_ready.begin(), are_ready.end(), false) == are_ready.end();
   // A group other than the world takes in who is in the world.
-  if (are_all || !is_world_ || collectives_->handle() == nullptr) return are_ready;
+  if (are_all || !is_world() || collectives_->handle() == nullptr) return are_ready;
   TORCH_CHECK(size_ <= kMostRanks, "mep: replacements that wait are told in groups of at most ",
               kMostRanks, " ranks, not of ", size_);
   uint64_t waiting = 0;
@@ -82,7 +82,7 @@ void ProcessGroupMep::settle() {
 bool ProcessGroupMep::recover(const std::vector<int>& ranks, std::chrono::milliseconds timeout) {
   TORCH_CHECK(collectives_->handle() != nullptr,
               "mep: recover ranks: this rank has not joined the group; call join_group() first");
-  if (is_world_) {
+  if (is_world()) {
     int32_t admitted = 0;
     (void)world_->recover({ranks.begin(), ranks.end()}, timeout, &admitted);
   } else {
@@ -102,7 +102,7 @@ bool ProcessGroupMep::recover(const std::vector<int>& ranks, std::chrono::millis
 void ProcessGroupMep::join() {
   TORCH_CHECK(world_->is_replacement(),
               "mep: join_group: this process was there from the start; only a replacement joins");
-  if (is_world_) {
+  if (is_world()) {
     world_->join();
   } else {
     TORCH_CHECK(world_->comms().collectives->handle() != nullptr,

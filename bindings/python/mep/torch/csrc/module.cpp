@@ -45,6 +45,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_static("make_group", &ProcessGroupMep::make_group, py::arg("store"), py::arg("ranks"),
                   py::arg("rank"), py::arg("name"), py::arg("timeout"), py::arg("backend_name"),
                   without_gil())
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+      .def_static(
+          "make_reconfigurable",
+          [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+             std::chrono::milliseconds timeout, const std::string& backend_name) {
+            return ProcessGroupMep::make_reconfigurable(store, {rank, size, timeout, {}},
+                                                        backend_name);
+          },
+          py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
+          py::arg("backend_name"), without_gil())
+#endif
       // PyTorch calls it on ranks outside of a new group. Members alone make a group of MEP.
       .def("perform_nocolor_split", [](ProcessGroupMep&, const py::object&) {});
   group

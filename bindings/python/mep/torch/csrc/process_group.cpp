@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <mutex>
 #include <optional>
+#include <random>
 #include <set>
 
 #include <ATen/record_function.h>
@@ -30,6 +31,14 @@ const char* profiler_title(const std::string& backend, const char* operation) {
   static std::set<std::string> titles;
   const std::lock_guard lock(mutex);
   return titles.insert(backend + ":" + operation).first->c_str();
+}
+
+// A name for one object that no process on any host has used.
+std::string new_handle() {
+  std::random_device random;
+  std::string handle = "mep";
+  for (int part = 0; part < 4; ++part) handle += "-" + std::to_string(random());
+  return handle;
 }
 
 // All groups of the process, and some that are gone.
@@ -115,19 +124,26 @@ class WorkList final : public c10d::Work {
 // --- Its life ---------------------------------------------------------------------------------------
 
 ProcessGroupMep::ProcessGroupMep(const c10::intrusive_ptr<c10d::Store>& store,
-                                 std::shared_ptr<World> world, Comms comms, bool is_world, int rank,
+                                 std::shared_ptr<World> world, Comms comms, Kind kind, int rank,
                                  std::chrono::milliseconds timeout, std::string backend_name)
     : Backend(rank, static_cast<int>(comms.ranks.size())),
       backend_name_(std::move(backend_name)),
+      store_(store),
       options_(c10::make_intrusive<Options>(timeout)),
-      world_(std::move(world)),
-      is_world_(is_world),
-      comms_(std::move(comms)),
-      collectives_(comms_.collectives),
-      messages_(comms_.messages),
-      gpu_(std::make_shared<GpuCommunicator>(store, world_, collectives_, rank, size_)),
+      kind_(kind),
+      handle_(kind == Kind::kReconfigurable ? new_handle() : std::string()),
       completer_(std::make_shared<Completer>()) {
+  enter(store, std::move(world), std::move(comms));
   init();
+}
+
+void ProcessGroupMep::enter(const c10::intrusive_ptr<c10d::Store>& store,
+                            std::shared_ptr<World> world, Comms comms) {
+  world_ = std::move(world);
+  comms_ = std::move(comms);
+  collectives_ = comms_.collectives;
+  messages_ = comms_.messages;
+  gpu_ = std::make_shared<GpuCommunicator>(store, world_, collectives_, rank_, size_);
 }
 
 c10::intrusive_ptr<ProcessGroupMep> ProcessGroupMep::make_world(
@@ -136,8 +152,9 @@ c10::intrusive_ptr<ProcessGroupMep> ProcessGroupMep::make_world(
   auto world = std::make_shared<World>(store, place);
   if (is_default) World::set_current(world);
   const Comms comms = world->comms();
-  return noted(c10::make_intrusive<ProcessGroupMep>(
-      store, std::move(world), comms, true, place.rank, place.timeout, std::move(backend_name)));
+  return noted(c10::make_intrusive<ProcessGroupMep>(store, std::move(world), comms, Kind::kWorld,
+                                                    place.rank, place.timeout,
+                                                    std::move(backend_name)));
 }
 
 c10::intrusive_ptr<ProcessGroupMep> ProcessGroupMep::make_group(
@@ -154,7 +171,8 @@ c10::intrusive_ptr<ProcessGroupMep> ProcessGroupMep::group_of(
     std::chrono::milliseconds timeout, std::string backend_name) {
   Comms comms = world->make_group(ranks, name, timeout);
   return noted(c10::make_intrusive<ProcessGroupMep>(store, std::move(world), std::move(comms),
-                                                    false, rank, timeout, std::move(backend_name)));
+                                                    Kind::kGroup, rank, timeout,
+                                                    std::move(backend_name)));
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupMep::split(
@@ -185,8 +203,12 @@ ProcessGroupMep::~ProcessGroupMep() {
 void ProcessGroupMep::shutdown() {
   if (collectives_->is_forked()) return;
   completer_->stop();
+  leave();
+}
+
+void ProcessGroupMep::leave() {
   gpu_->close(kPatience);
-  if (is_world_) {
+  if (is_world()) {
     world_->close(kPatience);
   } else {
     (void)messages_->close(kPatience);
@@ -206,7 +228,7 @@ void ProcessGroupMep::shut_all_down() {
 }
 
 void ProcessGroupMep::abort() {
-  if (is_world_) {
+  if (is_world()) {
     gpu_->abort();
     world_->abort();
   } else {

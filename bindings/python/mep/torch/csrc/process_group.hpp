@@ -30,9 +30,12 @@ class ProcessGroupMep final : public c10d::Backend {
         : c10d::Backend::Options("mep", timeout) {}
   };
 
+  // The ranks of a world, or some of them; or those of a world that reconfigure() changes for another.
+  enum class Kind { kWorld, kGroup, kReconfigurable };
+
   // By the functions below.
   ProcessGroupMep(const c10::intrusive_ptr<c10d::Store>& store, std::shared_ptr<World> world,
-                  Comms comms, bool is_world, int rank, std::chrono::milliseconds timeout,
+                  Comms comms, Kind kind, int rank, std::chrono::milliseconds timeout,
                   std::string backend_name);
   // The default group, which others are made of, or one of a default group of another backend: its ranks meet
   // through the store. Throws DistBackendError if they do not come together
@@ -50,16 +53,44 @@ class ProcessGroupMep final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
       const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  // --- The reconfigure regime of PyTorch 2.14 (reconfigure.cpp) ---
+  // A default group without members until reconfigure(). Those meet through the store, under keys of the uuid's own.
+  // place: the rank and size that it says until then, and the timeout.
+  static c10::intrusive_ptr<ProcessGroupMep> make_reconfigurable(
+      const c10::intrusive_ptr<c10d::Store>& store, const World::Place& place,
+      std::string backend_name);
+  bool supportsReconfigure() const override {
+    return kind_ == Kind::kReconfigurable;
+  }
+  bool isInitialized() override {
+    return collectives_->handle() != nullptr;
+  }
+  // The same string for as long as the object lives, and no other's.
+  c10d::ReconfigureHandle get_reconfigure_handle() const override {
+    return handle_;
+  }
+  // Leaves the members of before and meets the listed ones; handles in a set are ranked in alphabetical order. Blocks.
+  // Throws ValueError and DistBackendError; the group is without members then, until another call. No other thread is
+  // inside the group.
+  c10::intrusive_ptr<c10d::Work> reconfigure(const c10d::ReconfigureOptions& opts) override;
+#endif
   // shutdown() of all that there are.
   static void shut_all_down();
   ~ProcessGroupMep() override;
 
-  const std::string getBackendName() const override { return backend_name_; }
+  const std::string getBackendName() const override {
+    return backend_name_;
+  }
   // The options of newer versions of PyTorch; no override where it has none.
-  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override {
+    return options_;
+  }
   // Makes what operations on this GPU need, so that the first of them need not. All ranks call it.
   void eagerConnectSingleDevice(at::Device device) override;
-  void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
+  void setTimeout(std::chrono::milliseconds timeout) override {
+    options_->timeout = timeout;
+  }
 
   // --- Its members (membership.cpp) ---
   // Ranks of the group in its present view, and the number of that view: this rank alone and 0 before it has joined.
@@ -157,14 +188,25 @@ class ProcessGroupMep final : public c10d::Backend {
   void settle();
   void check_root(int64_t root, const char* name) const;
 
+  bool is_world() const {
+    return kind_ != Kind::kGroup;
+  }
+  // Becomes a group of this world, whose ranks meet through the store.
+  void enter(const c10::intrusive_ptr<c10d::Store>& store, std::shared_ptr<World> world,
+             Comms comms);
+  void leave();
+
   const std::string backend_name_;  // what it was registered as
+  const c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<Options> options_;
-  const std::shared_ptr<World> world_;
-  const bool is_world_;
-  const Comms comms_;
-  const std::shared_ptr<Communicator> collectives_;
-  const std::shared_ptr<Communicator> messages_;
-  const std::shared_ptr<GpuCommunicator> gpu_;
+  const Kind kind_;
+  const std::string handle_;  // for reconfigure()
+  // reconfigure() changes these.
+  std::shared_ptr<World> world_;
+  Comms comms_;
+  std::shared_ptr<Communicator> collectives_;
+  std::shared_ptr<Communicator> messages_;
+  std::shared_ptr<GpuCommunicator> gpu_;
   std::shared_ptr<Completer> completer_;
   std::shared_ptr<ActiveRanks> active_;  // null, if losses are errors
   std::atomic<uint64_t> number_{0};      // relaxed: for people only
