@@ -43,6 +43,14 @@ foreach(section IN ITEMS 1 3 7)
     install(FILES ${pages} DESTINATION "${CMAKE_INSTALL_MANDIR}/man${section}" COMPONENT doc)
   endif()
 endforeach()
+# One page a function, written where it is installed.
+if(Python3_FOUND)
+  install(CODE "
+    set(mep_pages \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_MANDIR}/man3\")
+    message(STATUS \"Installing: \${mep_pages}\")
+    execute_process(COMMAND \"${Python3_EXECUTABLE}\" -B \"${PROJECT_SOURCE_DIR}/docs/make_api.py\" --man \"\${mep_pages}\"
+      COMMAND_ERROR_IS_FATAL ANY)" COMPONENT devel)
+endif()
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" "${PROJECT_SOURCE_DIR}/README.md" "${PROJECT_SOURCE_DIR}/CHANGELOG.md"
   DESTINATION "${CMAKE_INSTALL_DOCDIR}" COMPONENT doc)
 # The layout of the source tree is kept, since the pages link to each other.

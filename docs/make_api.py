@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Writes docs/reference/api.md from include/mep.h: make_api.py [--check | --pages FOLDER].
+"""Writes docs/reference/api.md from include/mep.h: make_api.py [--check | --pages FOLDER | --man FOLDER].
 
 --check writes nothing and fails when docs/reference/api.md is not what would be written. --pages writes the same in
-pages by task, with an index, as `./dev docs` shows it (tools/site/api_pages.py). The reader of mep.h
+pages by task, with an index, as `./dev docs` shows it (tools/site/api_pages.py). --man writes man pages of section 3, one a
+function, as they are installed (tools/site/function_pages.py). The reader of mep.h
 below is also what the ABI tests use. It understands the C that mep.h is written in, not all of C.
 """
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -187,10 +189,10 @@ def main():
     missing = [n for n in Header(text).functions if f"`{n}()`" not in rendered]
     if missing:
         raise SystemExit(f"make_api.py: not rendered: {missing}")
-    if sys.argv[1:2] == ["--pages"]:
+    if sys.argv[1:2] in (["--pages"], ["--man"]):
         sys.path.insert(0, str(ROOT / "tools/site"))
-        from api_pages import pages  # pylint: disable=import-outside-toplevel
-        for name, content in pages(text).items():
+        maker = importlib.import_module("api_pages" if sys.argv[1] == "--pages" else "function_pages")
+        for name, content in maker.pages(text).items():
             file = Path(sys.argv[2]) / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(content)

@@ -108,6 +108,38 @@ def use_tools(prefix):
             sys.exit(f"{page} is not installed")
 
 
+def read_function_pages(prefix):
+    """Each function of mep.h has a page with its signature, of the sections that a page has, without a finding of groff or
+    mandoc where there is one. A function is found here by its name and bracket alone."""
+    header = re.sub(r"/\*.*?\*/", " ", (prefix / "include/mep.h").read_text(), flags=re.S)
+    header = re.sub(r"^#.*", "", header, flags=re.M)
+    found = re.findall(r"^(?:MEP_API|static inline) [^;{()]*?\b(mep_\w+)\(([^;{]*)\)(?=\s*[;{])", header, flags=re.M)
+    if len(found) != header.count("MEP_API ") + header.count("static inline "):
+        sys.exit(f"{len(found)} functions of mep.h are understood")
+    pages = prefix / "share/man/man3"
+    if {page.name for page in pages.iterdir()} != {"mep.3", *(f"{name}.3" for name, _ in found)}:
+        sys.exit(f"{pages} has not one page for each function")
+    for name, parameters in found:
+        text = (pages / f"{name}.3").read_text()
+        for heading in ("NAME", "SYNOPSIS", "DESCRIPTION", "RETURN VALUE", "SEE ALSO"):
+            if not re.search(rf"^\.SH {heading}\n\S", text, flags=re.M):
+                sys.exit(f"{name}.3 has no {heading}")
+        synopsis = text[text.index(".SH SYNOPSIS"):text.index(".SH DESCRIPTION")]
+        signature = " ".join(f"{name}({parameters});".split())
+        if signature not in " ".join(re.sub(r"\\f[A-Z]", "", synopsis).split()):
+            sys.exit(f"{name}.3 has not the signature {signature}:\n{synopsis}")
+    every = sorted(pages.iterdir())
+    if shutil.which("groff"):
+        said = run("groff", "-man", "-ww", "-z", *every)
+        if said:
+            sys.exit(f"groff finds fault with the pages of functions:\n{said}")
+    if shutil.which("mandoc"):
+        said = subprocess.run(["mandoc", "-Tlint", "-Wwarning", *every], text=True, check=False, stdout=subprocess.PIPE).stdout
+        said = "".join(line for line in said.splitlines(True) if "cannot parse date" not in line)
+        if said:
+            sys.exit(f"mandoc finds fault with the pages of functions:\n{said}")
+
+
 def follow_links(prefix):
     """Each relative link of an installed document leads to a file that is installed."""
     followed = 0
@@ -154,6 +186,7 @@ with tempfile.TemporaryDirectory(prefix="mep-install-") as folder:
     ask_for_components(prefix, work, "consumer_f90" in consumers)
     use_pkg_config(prefix, work)
     use_tools(prefix)
+    read_function_pages(prefix)
     follow_links(prefix)
     if python:
         use_python(prefix)

@@ -124,8 +124,8 @@ mep_mem_free_keep mep_ep_destroy_keep mep_memory_release: free, but keep the mem
 mep_comm_device: the GPU of a communicator
 mep_comm_async_result: the first failure of operations on streams
 mep_comm_set_op_status: let the GPU write how each operation ended
-mep_op_status_size: the bytes of such a record
-mep_op_status_failed: the failed ranks in such a record
+mep_op_status_size: the bytes of an operation's status record
+mep_op_status_failed: the failed ranks in an operation's status record
 mep_result_string: the name of a result
 mep_last_error: the text of the last failure
 mep_dtype_size: the bytes of one element
