@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""check_types.py [CACHE_FOLDER]: mypy --strict on the Python package, the examples and the Python of the guides, and
-pyright on the package and the examples.
+"""check_types.py [CACHE_FOLDER]: mypy --strict and pyright on the Python package, the examples and the Python of the
+guides.
 
-A block of a guide is checked as a file of its own; a name that it does not define is Any. Where there is no mypy the exit
+A block of a guide is checked as a file of its own; a name that it does not define is no error. Where there is no mypy the exit
 status is 77. pyright is left out where it is missing, and so are the files that import PyTorch where that is.
 """
 
@@ -19,6 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "bindings/python/README.md", "docs/guide/*.md")
 SOURCES = ("bindings/python/mep/**/*.py", "examples/*.py")
 SKIPPED = 77
+UNDEFINED = "# pyright: reportUndefinedVariable=false"
 
 
 def blocks(text):
@@ -47,10 +48,14 @@ def mypy(root, cache, *arguments):
     return done.stdout or ("" if done.returncode == 0 else f"mypy: exit status {done.returncode}\n")
 
 
-def pyright(root):
-    """The errors in the files that can be checked here."""
+def pyright(root, pages):
+    """The errors in the files that can be checked here, those of {file of a block: page} too."""
     has_torch = importlib.util.find_spec("torch") is not None
     files = [path for pattern in SOURCES for path in sorted(root.glob(pattern))]
+    for block in map(pathlib.Path, sorted(pages)):
+        text = block.read_text(encoding="utf-8")
+        block.write_text(UNDEFINED + text, encoding="utf-8")  # in the first line, which is empty
+        files.append(block)
     if not has_torch:
         files = [path for path in files if not re.search(r"^\s*(import|from) torch\b", path.read_text(encoding="utf-8"), re.M)]
     done = subprocess.run(["pyright", "--pythonpath", sys.executable, "--outputjson", *files], cwd=root, text=True,
@@ -60,8 +65,8 @@ def pyright(root):
     except (ValueError, KeyError):  # it did not start: its own installation wants the network
         print(f"pyright is left out: {done.stdout.strip()[-200:]}")
         return ""
-    return "".join(f"{pathlib.Path(each['file']).relative_to(root)}:{each['range']['start']['line'] + 1}: "
-                   f"{each['message']}\n" for each in found if each["severity"] == "error")
+    return "".join(f"{pages.get(each['file']) or pathlib.Path(each['file']).relative_to(root)}:"
+                   f"{each['range']['start']['line'] + 1}: {each['message']}\n" for each in found if each["severity"] == "error")
 
 
 def check(root, cache, with_pyright=True):
@@ -73,8 +78,8 @@ def check(root, cache, with_pyright=True):
         for file, page in pages.items():
             said = said.replace(str(pathlib.Path(file).relative_to(root) if file.startswith(str(root)) else file), page)
         text = "".join(dict.fromkeys((text + said).splitlines(keepends=True)))  # both look into the package
-    if with_pyright and shutil.which("pyright"):
-        text += pyright(root)
+        if with_pyright and shutil.which("pyright"):
+            text += pyright(root, pages)
     return text
 
 

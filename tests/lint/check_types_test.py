@@ -3,6 +3,7 @@
 
 import importlib.util
 import pathlib
+import shutil
 import sys
 import tempfile
 import unittest
@@ -11,6 +12,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from made_tree import made_tree  # noqa: E402
 import check_types  # noqa: E402
 
+PYRIGHT = '[tool.pyright]\nextraPaths = ["bindings/python"]\n'
 PAGE, EXAMPLE, MODULE = "README.md", "examples/x.py", "bindings/python/mep/__init__.py"
 GOOD = {
     "pyproject.toml": '[tool.mypy]\nstrict = true\nmypy_path = "bindings/python"\nfiles = ["bindings/python/mep", "examples"]\n',
@@ -27,6 +29,17 @@ class CheckTypes(unittest.TestCase):
     def failures(self, tree):
         with made_tree(tree) as root, tempfile.TemporaryDirectory() as cache:
             return check_types.check(pathlib.Path(root), cache, with_pyright=False)
+
+    @unittest.skipIf(shutil.which("pyright") is None, "no pyright")
+    def test_pyright(self):
+        for wrong, line in (("mep.size()", None), ("mep.size(1)", 6)):
+            with self.subTest(wrong=wrong), made_tree({**GOOD, PAGE: GOOD[PAGE].replace("mep.size()", wrong),
+                                                       "pyproject.toml": PYRIGHT}) as root, \
+                    tempfile.TemporaryDirectory() as folder:
+                root = pathlib.Path(root)
+                said = check_types.pyright(root, check_types.write_blocks(root, pathlib.Path(folder)))
+                self.assertEqual([] if line is None else [f"{PAGE}:{line}"],
+                                 [":".join(each.split(":")[:2]) for each in said.splitlines()], said)
 
     @unittest.skipIf(importlib.util.find_spec("mypy") is None, "no mypy")
     def test_faults(self):

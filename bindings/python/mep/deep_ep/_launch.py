@@ -33,7 +33,7 @@ def run(namespace: Dict[str, Any]) -> None:
         name += ".__main__"
         found = importlib.util.find_spec(name)
     code = found.loader.get_code(name) if found is not None and found.loader is not None else None
-    if code is None:
+    if found is None or code is None:
         raise ImportError(f"python -m mep.deep_ep: there is no module {name} to run", name=name)
     spec = _Spec(namespace["__spec__"].name, found.loader, origin=found.origin)
     spec.package = found.name.rpartition(".")[0]

@@ -283,9 +283,9 @@ class HybridEPBuffer:
     @staticmethod
     def _grouped(hidden: torch.Tensor, received: _Rows, weights: _Tensor, rows: Optional[int], handle: Any) -> "Tuple[Any, ...]":
         """The values of dispatch_with_permute."""
-        rows = handle._rows if rows is None or rows < 0 else rows
-        values, scales = (part if part is None else _sized(part, rows) for part in _taken(hidden, received))
-        return values, None if weights is None else _sized(weights, rows), scales, handle._counts, handle
+        length: int = handle._rows if rows is None or rows < 0 else rows
+        values, scales = (part if part is None else _sized(part, length) for part in _taken(hidden, received))
+        return values, None if weights is None else _sized(weights, length), scales, handle._counts, handle
 
     def _received(self, base: EPHandle, experts: int) -> "Tuple[Any, ...]":
         """(received rows [1] int32, local_expert_routing_map)"""
