@@ -19,7 +19,7 @@ install(TARGETS mep EXPORT mepTargets
 install(EXPORT mepTargets NAMESPACE mep:: DESTINATION "${mep_cmake_dir}" COMPONENT devel)
 if(TARGET mep_mpi)
   install(TARGETS mep_mpi EXPORT mepMpiTargets
-    LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT runtime NAMELINK_COMPONENT devel)
+    LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT mpi NAMELINK_COMPONENT devel)
   install(EXPORT mepMpiTargets NAMESPACE mep:: DESTINATION "${mep_cmake_dir}" COMPONENT devel)
 endif()
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/mepConfig.cmake.in"
@@ -37,12 +37,8 @@ configure_file("${PROJECT_SOURCE_DIR}/cmake/mep.pc.in" "${PROJECT_BINARY_DIR}/me
 install(FILES "${PROJECT_BINARY_DIR}/mep.pc"
   DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig" COMPONENT devel)
 
-foreach(section IN ITEMS 1 3 7)
-  file(GLOB pages CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/docs/man/*.${section}")
-  if(pages)
-    install(FILES ${pages} DESTINATION "${CMAKE_INSTALL_MANDIR}/man${section}" COMPONENT doc)
-  endif()
-endforeach()
+file(GLOB pages CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/docs/man/*.1")
+install(FILES ${pages} DESTINATION "${CMAKE_INSTALL_MANDIR}/man1" COMPONENT tools)
 # One page a function, written where it is installed.
 if(Python3_FOUND)
   install(CODE "
