@@ -70,6 +70,10 @@ def use_pkg_config(prefix, work):
     if len(found) != 1:
         sys.exit(f"mep.pc: found in {found}")
     environment["PKG_CONFIG_PATH"] = found[0]
+    parts = re.findall(r"#define MEP_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", (prefix / "include/mep.h").read_text())
+    version = run(pkg_config, "--modversion", "mep", env=environment).strip()
+    if version != ".".join(parts):
+        sys.exit(f"mep.pc is of version {version}, mep.h of {'.'.join(parts)}")
     flags = run(pkg_config, "--cflags", "--libs", "mep", env=environment).split()
     libdir = run(pkg_config, "--variable=libdir", "mep", env=environment).strip()
     program = work / "by_pkg_config"
