@@ -7,9 +7,11 @@ No time is judged.
 Usage: mep_perf_test.py BIN_DIR [MPIRUN WORD..]   (the launcher's words up to its -n)
 """
 
+import csv
 import json
 import os
 import re
+import socket
 import struct
 import subprocess
 import sys
@@ -20,7 +22,8 @@ import zipfile
 BIN = ""
 MPIRUN = []
 FIELDS = {
-    "op", "ranks", "bytes", "dtype", "mep_us_p50", "mep_us_p99", "algbw_gbps", "busbw_gbps", "errors",
+    "op", "ranks", "bytes", "dtype", "mep_us_p50", "mep_us_p99", "algbw_gbps", "busbw_gbps", "errors", "version",
+    "hosts",
 }  # fmt: skip
 LAYER_FIELDS = {"mode", "routing", "preset", "tokens", "hidden", "experts", "topk", "imbalance"}
 LAYER_OPS = ("dispatch", "combine", "moe")
@@ -69,6 +72,8 @@ class PerfTest(unittest.TestCase):
             self.assertEqual(set(row), fields | (LAYER_FIELDS if op in LAYER_OPS else set()))
             self.assertEqual((row["op"], row["ranks"]), (op, ranks))
             self.assertEqual(row["errors"], 0)
+            self.assertEqual(row["hosts"], [socket.gethostname()])
+            self.assertRegex(row["version"], r"^\d+\.\d+\.\d+$")
             self.assertGreater(row["mep_us_p50"], 0)
             self.assertGreaterEqual(row["mep_us_p99"], row["mep_us_p50"])
             if "ratio" in fields:
@@ -297,6 +302,39 @@ class PerfTest(unittest.TestCase):
             with open(path, encoding="utf-8") as file:
                 self.assertIsNone(json.load(file)[0]["errors"])
 
+    def both_files(self, words, launcher=()):
+        """(rows of --json, rows of --csv) of one run"""
+        with tempfile.TemporaryDirectory() as folder:
+            paths = [os.path.join(folder, name) for name in ("rows.json", "rows.csv")]
+            run([*words, "--json", paths[0], "--csv", paths[1]], launcher)
+            with open(paths[0], encoding="utf-8") as file, open(paths[1], encoding="utf-8", newline="") as table:
+                return json.load(file), list(csv.DictReader(table, strict=True))
+
+    def test_csv_has_what_json_has(self):
+        with tempfile.TemporaryDirectory() as folder:
+            trace = os.path.join(folder, 'a "b", c.txt')
+            with open(trace, "w", encoding="utf-8") as file:
+                file.write("0 1\n")
+            layer = ["moe", "--threads", "2", "--tokens", "0,2", "--hidden", "32", "--experts", "4", "--topk", "2",
+                     "--routing", f"file:{trace}", *QUICK]  # fmt: skip
+            queue = ["queue", "--warps", "1", "--size", "8", "-i", "40"]
+            mep_run = [os.path.join(BIN, "mep_run"), "-n", "2"]
+            cases = [(["allreduce", *SMALL, *QUICK, "--check"], mep_run), (layer, ()), (queue, ())]
+            found = [self.both_files(*case) for case in cases]
+        for (rows, lines), count in zip(found, (3, 2, 3)):
+            self.assertEqual((len(rows), len(lines)), (count, count))
+            for row, line in zip(rows, lines):
+                self.assertLessEqual(set(row), set(line))
+                for name, text in line.items():
+                    value = row.get(name)
+                    if isinstance(value, list):
+                        self.assertEqual(value, text.split())
+                    elif isinstance(value, (int, float)):
+                        self.assertEqual(value, float(text), name)
+                    else:
+                        self.assertEqual(value or "", text)
+        self.assertEqual(found[2][0][0]["hosts"], [socket.gethostname()])
+
     def test_wrong_command_lines(self):
         for words, message in (
             ([], "no operation"),
@@ -417,9 +455,10 @@ class PerfTest(unittest.TestCase):
             _, errors = run(["queue"], launcher, status=1)
             self.assertIn("without mpirun and mep_run", errors)
 
-    def test_unwritable_json(self):
-        _, errors = run(["barrier", "--threads", "2", *QUICK, "--json", "/nowhere/x.json"], status=1)
-        self.assertIn("/nowhere/x.json", errors)
+    def test_unwritable_file(self):
+        for option in ("--json", "--csv"):
+            _, errors = run(["barrier", "--threads", "2", *QUICK, option, "/nowhere/x"], status=1)
+            self.assertIn(f"{option}: /nowhere/x cannot be written", errors)
 
     def test_output_that_cannot_be_written(self):
         tools = {"mep_info": ([], ["--version"], ["--help"], ["--queues"], ["--topology"]),

@@ -233,6 +233,8 @@ const Entry kEntries[] = {
      }},
     {"--json", "FILE", Group::kRun, "write the rows as one JSON array",
      [](const std::string& t, Options* o) { return !(o->json_path = t).empty(); }},
+    {"--csv", "FILE", Group::kRun, "write the rows as CSV, with one line of column names",
+     [](const std::string& t, Options* o) { return !(o->csv_path = t).empty(); }},
     {"--threads", "N", Group::kRun, "N ranks as threads of this process",
      [](const std::string& t, Options* o) { return read_number(t, 1, 4096, &o->threads); }},
     {"--no-machine", nullptr, Group::kRun, "do not measure the machine; no shares in the table",
@@ -315,7 +317,7 @@ std::string find_queue_conflict(const Options& options) {
   const bool has_others = options.has_size_option || options.has_expert_option || options.check ||
                           options.run_mpi || options.run_nccl || options.on_device ||
                           options.show_switches || options.threads > 0 || options.seconds > 0;
-  return has_others ? "queue takes --warps, --size, --nic, -i and --json" : "";
+  return has_others ? "queue takes --warps, --size, --nic, -i, --json and --csv" : "";
 }
 
 std::string option_lines() {

@@ -61,6 +61,7 @@ struct Options {
   bool on_device = false;
   int32_t device = 0;  // CUDA's number of the GPU, or MEP_DEVICE_BY_RANK
   std::string json_path;
+  std::string csv_path;
 };
 
 enum class ParseResult { kRun, kHelp, kVersion, kBad };

@@ -9,10 +9,10 @@
 #include "buffer.hpp"
 #include "collectives.hpp"
 #include "error.hpp"
-#include "json.hpp"
 #include "messages.hpp"
 #include "moe_side.hpp"
 #include "mpi_side.hpp"
+#include "records.hpp"
 #include "table.hpp"
 #include "types.hpp"
 
@@ -65,7 +65,8 @@ class Session {
   }
 
   bool run() {
-    if (is_speaker_ && !options_.json_path.empty()) write_json(options_.json_path, {});
+    if (is_speaker_) write_rows(options_, {}, {});
+    if (writes_files()) origin_ = {library_version(), find_hosts()};
     if (options_.measure_machine && device_ == nullptr) machine_ = measure_machine(team_);
     if (device_ != nullptr) machine_.device.gpus = count_gpus();
     const CollectiveEntry* entry = find_collective(options_.operation);
@@ -91,6 +92,8 @@ class Session {
   void end_device_case(Sides* sides);
   uint64_t verify(Case& subject, uint32_t rounds);
   int count_gpus();
+  bool writes_files() const { return !options_.json_path.empty() || !options_.csv_path.empty(); }
+  std::vector<std::string> find_hosts();
   void heading(std::string subject);
   void* allocate(size_t bytes, Buffer* plain);
 
@@ -102,6 +105,7 @@ class Session {
   Progress progress_;
   Machine machine_;
   std::vector<Row> rows_;
+  Origin origin_;
   bool all_right_ = true;
 };
 
@@ -147,9 +151,7 @@ void Session::run_row(const Sides& sides, uint32_t rounds, Row* row) {
   if (is_speaker_) print_row(options_, machine_, *row);
   rows_.push_back(std::move(*row));
   // A run that is cut short leaves the rows that it had.
-  if (is_speaker_ && !options_.json_path.empty()) {
-    write_json(options_.json_path, rows_);
-  }
+  if (is_speaker_) write_rows(options_, origin_, rows_);
 }
 
 void Session::heading(std::string subject) {
@@ -178,6 +180,34 @@ int Session::count_gpus() {
   numbers[static_cast<size_t>(team_.rank())] = device_->gpu_number();
   team_.sum(numbers.data(), numbers.size());
   return static_cast<int>(std::set<double>(numbers.begin(), numbers.end()).size());
+}
+
+// Collective. A team sums numbers alone: a double carries six characters of a name exactly.
+std::vector<std::string> Session::find_hosts() {
+  if (options_.threads > 0) return {host_name()};
+  constexpr size_t kCharacters = 6;
+  constexpr size_t kNumbers = 11;  // 66 characters; Linux has at most 64
+  std::vector<double> numbers(static_cast<size_t>(team_.size()) * kNumbers, 0);
+  const std::string own = host_name();
+  double* place = &numbers[static_cast<size_t>(team_.rank()) * kNumbers];
+  for (size_t i = 0; i < kNumbers * kCharacters; ++i) {
+    const unsigned letter = i < own.size() ? static_cast<unsigned char>(own[i]) : 0;
+    place[i / kCharacters] = place[i / kCharacters] * 256 + letter;
+  }
+  team_.sum(numbers.data(), numbers.size());
+  std::vector<std::string> hosts;
+  for (size_t rank = 0; rank < static_cast<size_t>(team_.size()); ++rank) {
+    std::string name;
+    for (size_t i = 0; i < kNumbers; ++i) {
+      const auto packed = static_cast<uint64_t>(numbers[rank * kNumbers + i]);
+      for (size_t shift = kCharacters; shift-- > 0;) {
+        const auto letter = static_cast<char>(packed >> (8 * shift) & 0xff);
+        if (letter != '\0') name += letter;
+      }
+    }
+    if (std::find(hosts.begin(), hosts.end(), name) == hosts.end()) hosts.push_back(name);
+  }
+  return hosts;
 }
 
 // Freeing waits for what runs on a GPU, so nothing of another rank may run then that waits for this one.

@@ -61,9 +61,12 @@ void print_phases(const char* side, const Statistics& statistics) {
 
 }  // namespace
 
+std::string library_version() {
+  return text_of("%u.%u.%u", mep_version() / 10000, mep_version() / 100 % 100, mep_version() % 100);
+}
+
 void print_heading(const Options& options, const Machine& machine, const std::string& subject) {
-  (void)std::printf("# mep_perf %u.%u.%u: %s\n", mep_version() / 10000, mep_version() / 100 % 100,
-                    mep_version() % 100, subject.c_str());
+  (void)std::printf("# mep_perf %s: %s\n", library_version().c_str(), subject.c_str());
   (void)std::fputs(describe(machine).c_str(), stdout);
   (void)std::printf("%10s %10s %10s %10s %9s %9s", "bytes", "p50 us", "p99 us", "min us",
                     "alg GB/s", "bus GB/s");

@@ -9,6 +9,8 @@
 
 namespace mep::perf {
 
+// "0.2.0", of the library that runs.
+std::string library_version();
 void print_heading(const Options& options, const Machine& machine, const std::string& subject);
 void print_row(const Options& options, const Machine& machine, const Row& row);
 

@@ -4,12 +4,14 @@
 #include <cstdio>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
-#include "json.hpp"
+#include "base/build_info.hpp"
 #include "mep.h"
 #include "progress.hpp"
 #include "queue/bench.hpp"
+#include "records.hpp"
 #include "types.hpp"
 
 namespace mep::perf {
@@ -30,7 +32,7 @@ class QueueSession {
   }
 
   void run() {
-    if (!options_.json_path.empty()) write_json_objects(options_.json_path, {});
+    write_records(options_, {});
     heading();
     for (const uint32_t warps : options_.warps) requests(warps);
     latency();
@@ -63,13 +65,13 @@ class QueueSession {
                       figure_text(count / free.worst_s / 1e6).c_str(),
                       figure_text(count / locked.median_s / 1e6).c_str(),
                       figure_text(count / locked.worst_s / 1e6).c_str(), ratio);
-    JsonObject row = begin_row("requests", warps, sizeof(uint64_t));
+    Record row = begin_row("requests", warps, sizeof(uint64_t));
     row.number("per_second", count / free.median_s);
     row.number("per_second_worst", count / free.worst_s);
     row.number("mutex_per_second", count / locked.median_s);
     row.number("mutex_per_second_worst", count / locked.worst_s);
     row.number("ratio", ratio);
-    end_row(row);
+    end_row(std::move(row));
   }
 
   void latency() {
@@ -81,10 +83,10 @@ class QueueSession {
     (void)std::printf("%10s %10s %10s\n%10s %10s %10s\n", "bytes", "us", "worst", "8+signal",
                       figure_text(times.median_s * us).c_str(),
                       figure_text(times.worst_s * us).c_str());
-    JsonObject row = begin_row("latency", 1, sizeof(uint64_t));
+    Record row = begin_row("latency", 1, sizeof(uint64_t));
     row.number("us", times.median_s * us);
     row.number("us_worst", times.worst_s * us);
-    end_row(row);
+    end_row(std::move(row));
   }
 
   void bandwidth(uint64_t bytes) {
@@ -98,32 +100,33 @@ class QueueSession {
     (void)std::printf("%10llu %10s %10s\n", static_cast<unsigned long long>(bytes),
                       figure_text(gigabytes / times.median_s).c_str(),
                       figure_text(gigabytes / times.worst_s).c_str());
-    JsonObject row = begin_row("bandwidth", 1, bytes);
+    Record row = begin_row("bandwidth", 1, bytes);
     row.number("gbps", gigabytes / times.median_s);
     row.number("gbps_worst", gigabytes / times.worst_s);
-    end_row(row);
+    end_row(std::move(row));
   }
 
-  JsonObject begin_row(const char* kind, uint32_t warps, uint64_t bytes) const {
-    JsonObject row;
+  Record begin_row(const char* kind, uint32_t warps, uint64_t bytes) const {
+    Record row;
     row.text("op", "queue");
+    add_origin(&row, {build_info().version, {host_name()}});
     row.text("nic", ends_.name());
     row.text("kind", kind);
     row.whole("warps", warps);
     row.whole("bytes", bytes);
     return row;
   }
-  void end_row(const JsonObject& row) {
+  void end_row(Record row) {
     (void)std::fflush(stdout);
-    rows_.push_back(row.end());
-    if (!options_.json_path.empty()) write_json_objects(options_.json_path, rows_);
+    rows_.push_back(std::move(row));
+    write_records(options_, rows_);
   }
 
   const Options& options_;
   Ends& ends_;
   Progress progress_;
   QueueBench bench_;
-  std::vector<std::string> rows_;
+  std::vector<Record> rows_;
 };
 
 }  // namespace
