@@ -484,6 +484,24 @@ class PerfTest(unittest.TestCase):
         self.assertRegex(done.stdout, r"! MEP_TIMEUOT_MS is no variable of MEP; is MEP_TIMEOUT_MS meant\?")
         self.assertRegex(done.stdout, r"usable +[1-9]")
 
+    def test_info_as_json(self):
+        environment = {**os.environ, "MEP_TIMEOUT_MS": "777", "MEP_SECRET_FILE": 'a "\\b', "MEP_TIMEUOT_MS": "1"}
+        environment.pop("MEP_RANK", None)
+        text, found = (subprocess.run([os.path.join(BIN, "mep_info"), *words], capture_output=True, text=True,
+                                      timeout=60, check=True, env=environment).stdout
+                       for words in ([], ["--json"]))  # fmt: skip
+        found = json.loads(found)
+        self.assertEqual(list(found), ["version", "build", "transports", "topology", "gpus", "cores", "limits",
+                                       "environment", "unknown_variables"])  # fmt: skip
+        lines = [f"MEP {found['version']}", *(f"! {line}" for line in found["unknown_variables"])]
+        for section in list(found)[1:-2]:
+            lines += [f"{line['name']} {line['value']}" for line in found[section]]
+        for line in found["environment"]:
+            lines.append(f"{'* ' if line['set'] else ''}{line['name']} {line['value'] or '-'} {line['help']}")
+        titles = ("Build", "Transports, ", "Topology", "GPUs", "Cores of", "Limits", "Environment variables, ")
+        printed = [line for line in text.splitlines() if line and not line.startswith(titles)]
+        self.assertEqual(*(sorted(" ".join(line.split()) for line in side) for side in (lines, printed)))
+
 
 if __name__ == "__main__":
     BIN = sys.argv[1]

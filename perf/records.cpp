@@ -56,20 +56,6 @@ Record row_record(const Row& row, const Origin& origin) {
   return line;
 }
 
-std::string json_text(const std::string& value) {
-  std::string quoted = "\"";
-  for (const char letter : value) {
-    if (letter == '"' || letter == '\\' || static_cast<unsigned char>(letter) < 0x20) {
-      char code[8];
-      (void)std::snprintf(code, sizeof code, "\\u%04x", static_cast<unsigned>(letter));
-      quoted += code;
-    } else {
-      quoted += letter;
-    }
-  }
-  return quoted + "\"";
-}
-
 // RFC 4180.
 std::string csv_text(const std::string& value) {
   if (value.find_first_of(",\"\r\n") == std::string::npos) return value;
@@ -124,6 +110,20 @@ void write_file(const char* option, const std::string& path, const std::string& 
 }
 
 }  // namespace
+
+std::string json_text(const std::string& value) {
+  std::string quoted = "\"";
+  for (const char letter : value) {
+    if (letter == '"' || letter == '\\' || static_cast<unsigned char>(letter) < 0x20) {
+      char code[8];
+      (void)std::snprintf(code, sizeof code, "\\u%04x", static_cast<unsigned>(letter));
+      quoted += code;
+    } else {
+      quoted += letter;
+    }
+  }
+  return quoted + "\"";
+}
 
 void Record::text(const std::string& name, const std::string& value) {
   fields_.push_back({name, json_text(value), value});

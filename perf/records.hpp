@@ -31,6 +31,8 @@ class Record {
   std::vector<Field> fields_;
 };
 
+// A JSON string, with its quotes.
+std::string json_text(const std::string& value);
 // The name of this host; "unknown" where the system has none.
 std::string host_name();
 

@@ -55,7 +55,7 @@ void print_gpu(int32_t device, int32_t count) {
 #endif
 
 void print_gpus() {
-  print_title("GPUs");
+  print_title("gpus", "GPUs");
 #if MEP_HAVE_CUDA
   int32_t count = 0;
   if (is_error(count_devices(&count))) print_line("none", last_error_text());

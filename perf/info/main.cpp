@@ -33,8 +33,8 @@ std::string part_text(bool is_there, const char* note) {
 
 void print_build() {
   const BuildInfo& build = build_info();
-  (void)std::printf("MEP %s\n", build.version);
-  print_title("Build");
+  print_version(build.version);
+  print_title("build", "Build");
   print_line("compiler", build.compiler);
   print_line("build type", build.build_type);
   print_line("sanitizers", build.sanitizers[0] == '\0' ? "none" : build.sanitizers);
@@ -46,7 +46,7 @@ void print_build() {
 }
 
 void print_transports() {
-  print_title("Transports, the preferred one first");
+  print_title("transports", "Transports, the preferred one first");
   for (const TransportEntry& entry : transport_table()) {
     const std::unique_ptr<Transport> transport = entry.make({});
     std::vector<std::byte> offer;
@@ -64,7 +64,7 @@ void print_transports() {
 }
 
 void print_topology() {
-  print_title("Topology");
+  print_title("topology", "Topology");
   HostTopology host;
   if (is_error(read_host_topology(&host))) {
     print_line("unknown", last_error_text());
@@ -89,7 +89,7 @@ void print_topology() {
 }
 
 void print_cores() {
-  print_title("Cores of this process");
+  print_title("cores", "Cores of this process");
   std::vector<uint64_t> words;
   const bool is_known = !is_error(affinity_mask(&words));
   print_line("affinity",
@@ -125,7 +125,7 @@ std::string reading_text() {
 }
 
 void print_limits() {
-  print_title("Limits");
+  print_title("limits", "Limits");
   print_limit("locked memory", RLIMIT_MEMLOCK, true);
   print_limit("open files", RLIMIT_NOFILE, false);
   print_limit("processes, threads", RLIMIT_NPROC, false);
@@ -134,13 +134,12 @@ void print_limits() {
 }
 
 void print_environment() {
-  print_title("Environment variables, * marks those that are set");
+  print_title("environment", "Environment variables, * marks those that are set");
   for (const EnvVariable& variable : env_table()) {
     const char* value = secure_getenv(variable.name);
     const bool is_set = value != nullptr && *value != '\0';
     const std::string shown = is_set ? value : variable.default_text;
-    (void)std::printf("%s %-22s %-12s %s\n", is_set ? "*" : " ", variable.name,
-                      shown.empty() ? "-" : shown.c_str(), variable.help);
+    print_variable(variable, is_set, shown);
   }
 }
 
@@ -174,19 +173,23 @@ int run(int argc, char** argv) {
   }
   if (argument == "--help" || argument == "-h") {
     (void)std::puts(
-        "Usage: mep_info [--version | --topology [--xml FILE] [--location X] | --queues]\n\n"
-        "Prints the library's version and build options, the transports that work here and why\n"
-        "others do not, the machine, the process's limits, and the environment variables.\n\n"
-        "  --topology    the machine alone, and which HCA is chosen and why: for the cores of "
-        "this\n"
-        "                process and for every GPU\n"
+        "Usage: mep_info [--version | --json | --queues]\n"
+        "       mep_info --topology [--xml FILE] [--location X]\n\n"
+        "Prints the library's version and build options, the transports that work here\n"
+        "and why others do not, the machine, the process's limits, and the environment\n"
+        "variables.\n\n"
+        "  --json        the same as one JSON object\n"
+        "  --topology    the machine alone, and which HCA is chosen and why: for the\n"
+        "                cores of this process and for every GPU\n"
         "  --xml FILE    another machine: a file that lstopo or hwloc wrote\n"
         "  --location X  for this one alone: cpu, gpu:0, numa:0 or a PCI address\n"
-        "  --queues      which adapters can execute queues that a GPU posts to, or what they lack");
+        "  --queues      which adapters can execute queues that a GPU posts to, or what\n"
+        "                they lack");
     return 0;
   }
   const bool asks_queues = argument == "--queues" && argc == 2;
-  if (argc > 1 && argument != "--topology" && !asks_queues) {
+  const bool asks_json = argument == "--json" && argc == 2;
+  if (argc > 1 && argument != "--topology" && !asks_queues && !asks_json) {
     (void)std::fprintf(stderr, "mep_info: unknown argument '%s'; try mep_info --help\n", argv[1]);
     return 2;
   }
@@ -196,6 +199,7 @@ int run(int argc, char** argv) {
       mep::print_queues();
       return 0;
     }
+    if (asks_json) mep::print_as_json();
     mep::print_build();
     mep::print_transports();
     mep::print_topology();
@@ -203,8 +207,8 @@ int run(int argc, char** argv) {
     mep::print_cores();
     mep::print_limits();
     mep::print_environment();
-    for (const std::string& text : mep::unknown_variables())
-      (void)std::printf("! %s\n", text.c_str());
+    mep::print_unknown_variables(mep::unknown_variables());
+    mep::end_report();
     if (mep::is_error(mep::check_environment())) {
       (void)std::fprintf(stderr, "mep_info: %s\n", mep::last_error_text());
       return 1;

@@ -11,7 +11,7 @@
 namespace mep {
 
 void print_queues() {
-  print_title("Queues that a GPU posts to");
+  print_title("queues", "Queues that a GPU posts to");
 #if MEP_HAVE_VERBS
   const int count = verbs::report_mlx5_queues(1024, [](const char* name, const std::string& lack) {
     print_line(name, lack.empty() ? "queues can be made in host memory" : lack);
