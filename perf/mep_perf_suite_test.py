@@ -7,6 +7,7 @@ Usage: mep_perf_suite_test.py BIN_DIR [MPIRUN WORD..]
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -158,17 +159,38 @@ class SuiteTest(unittest.TestCase):
         self.assertEqual(len(picture), 1)
         if picture == ["mep_perf.svg"]:
             text = self.read("out/mep_perf.svg")
-            for words in ("ratio MEP / MPI, 2 ranks", "ratio MEP / MPI, 8 ranks", ">moe fp8<", ">barrier<"):
+            for words in (">2 ranks<", ">8 ranks<", ">moe fp8<", ">barrier<"):
                 self.assertEqual(text.count(words), 1)
+            self.assertEqual(text.count(">time of MEP / time of MPI<"), 2)
 
     def test_plot_of_one_run(self):
-        self.write("rows.json", json.dumps([{key: row[key] for key in row if key != "run"} for row in CANNED[:3]]))
+        text = self.draw([{key: row[key] for key in row if key != "run"} for row in CANNED[:3]])
+        for words in (">time, median (µs)<", ">time of MEP / time of MPI<", ">size (bytes of a rank)<"):
+            self.assertIn(words, text)
+
+    def draw(self, rows):
+        self.write("rows.json", json.dumps(rows))
         script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "plot.py")
         subprocess.run([sys.executable, script, "rows.json", "-o", "rows.svg"], cwd=self.folder, check=True,
                        stdout=subprocess.DEVNULL)  # fmt: skip
-        text = self.read("rows.svg")
-        for words in ("time, p50", "ratio MEP / MPI"):
-            self.assertIn(words, text)
+        return self.read("rows.svg")
+
+    def test_panels_of_a_plot(self):
+        sizes = [0, 8, 1024, 64 << 10, 16 << 20]
+        rows = [{"op": f"op{op}", "ranks": ranks, "bytes": size, "dtype": "int8", "mep_us_p50": 5.0, "mpi_us_p50": 7.0}
+                for op in range(4) for ranks in (2, 4) for size in sizes if (op, ranks) != (1, 4)]  # fmt: skip
+        text = self.draw(rows)
+        # 8 curves of 2 ranks and 6 of 4 ranks, at most 6 in a panel.
+        self.assertEqual([text.count(f">{ranks} ranks<") for ranks in (2, 4)], [2, 2])
+        self.assertEqual(text.count("<polyline"), 14)
+        for words in ("0 B", "8 B", "64 B", "512 B", "32 KiB", "16 MiB"):
+            self.assertEqual(text.count(f">{words}<"), 4, words)
+        # A curve has the same colour wherever it is drawn.
+        colors = re.findall(r'height="10" fill="(#\w+)"/>\n<text [^>]*>(op\d, \w+)<', text)
+        self.assertEqual((len(colors), len(set(colors))), (14, 8))
+        # Types that differ are curves of their own.
+        rows = [{**row, "dtype": dtype} for row in rows for dtype in ("int8", "bf16") if row["op"] == "op0"]
+        self.assertIn(">op0 bf16, MPI<", self.draw(rows))
 
     def test_turns(self):
         words = ["--ranks", "2,3", "--ops", "barrier,allreduce,pingpong,moe", "-b", "8", "-e", "64", "-f", "8",
