@@ -115,16 +115,16 @@ std::string help_text() {
       "       mep_run -n N mep_perf OP [OPTION..]\n"
       "       mep_perf OP --threads N [OPTION..]\n"
       "       mep_perf queue [OPTION..]\n"
-      "       mep_perf suite --vs mpi [OPTION..]   everything beside MPI; see suite --help\n\n"
-      "Times MEP's operations, checks their results and compares them with MPI.\n\n"
-      "OP: " +
-      all_collective_names() + "\n    " + all_message_names() +
+      "       mep_perf suite --vs mpi [OPTION..]   all beside MPI; see suite --help\n\n"
+      "Times MEP's operations, checks their results and compares them with MPI.\n\n" +
+      wrapped("OP: ", 4, all_collective_names()) + "    " + all_message_names() +
       " (messages between pairs of ranks)\n    dispatch combine moe\n"
       "    (moe is dispatch, a stand-in expert and combine)\n    queue\n"
-      "    (send queues that kernels post to, by threads and the software NIC; one process)\n" +
+      "    (send queues that kernels post to, by threads and the software NIC; one\n     "
+      "process)\n" +
       option_lines();
-  text += "  --version, --help\n\nTypes: " + all_dtype_names() +
-          "\nReductions: " + all_reduction_names() + "\n";
+  text += "  --version, --help\n\n" + wrapped("Types: ", 7, all_dtype_names()) +
+          wrapped("Reductions: ", 12, all_reduction_names());
   return text;
 }
 

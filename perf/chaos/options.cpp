@@ -11,27 +11,30 @@ namespace mep::chaos {
 namespace {
 
 constexpr const char* kHelp =
-    "usage: mep_chaos --job [OPTION]...   (--job may be left out beside an option that it alone "
-    "has)\n"
+    "usage: mep_chaos --job [OPTION]...\n"
     "\n"
-    "Starts a job of N ranks on this host, kills, stops and slows its ranks by a seeded plan, "
-    "starts\n"
-    "replacements, and checks every byte of every result on every survivor.\n"
+    "--job may be left out beside an option that it alone has.\n"
+    "\n"
+    "Starts a job of N ranks on this host, kills, stops and slows its ranks by a\n"
+    "seeded plan, starts replacements, and checks every byte of every result on every\n"
+    "survivor.\n"
     "\n"
     "  -n N             ranks, 1 to 31 (default 4)\n"
     "  --seed S         of the plan and of the workload (default 1)\n"
     "  --faults K       faults of the generated plan (default 20)\n"
     "  --mix LIST       their kinds: kill,two,stop,slow,point (default kill)\n"
     "  --plan TEXT      this plan instead: steps separated by ';'\n"
-    "                     kill R[,R..] [at ITERATION | at POINT[:NTH]]   then replaced by: rejoin\n"
+    "                     kill R[,R..] [at ITERATION | at POINT[:NTH]]\n"
+    "                                         then replaced by: rejoin\n"
     "                     stop R SECONDS [at POINT[:NTH]]\n"
     "                     slow R FACTOR SECONDS\n"
-    "                     arm R[,R..] POINT[:NTH]=kill   strikes whenever it is passed\n"
+    "                     arm R[,R..] POINT[:NTH]=kill\n"
+    "                                         strikes whenever it is passed\n"
     "                     rejoin | rejoin POINT=kill | grow COUNT | wait ITERATIONS\n"
     "  --seconds S      no new fault after S seconds\n"
-    "  --workload W     allreduce, mixed (collectives), moe (collectives, dispatch and combine) "
-    "or\n"
-    "                   moe-throughput (the same in high-throughput mode)\n"
+    "  --workload W     allreduce, mixed (collectives), moe (collectives, dispatch\n"
+    "                   and combine) or moe-throughput (the same in high-throughput\n"
+    "                   mode)\n"
     "  --timeout-ms T   of operations (default 20000)\n"
     "  --suspect-ms T, --heartbeat-ms T   thresholds; default the library's\n"
     "  --hang-ms T      no progress for so long is a hang (default 60000)\n"
@@ -40,7 +43,8 @@ constexpr const char* kHelp =
     "  --json FILE      the report as JSON\n"
     "  -v               say each step\n"
     "\n"
-    "Exit status: 0 when nothing was wrong, 1 when something was, 2 for a wrong command line.\n";
+    "Exit status: 0 when nothing was wrong, 1 when something was, 2 for a wrong\n"
+    "command line.\n";
 
 bool parse_number(const char* text, uint64_t min, uint64_t max, uint64_t* value) {
   const char* end = text + std::strlen(text);

@@ -2,7 +2,7 @@
 """check_tools.py BIN_FOLDER: compares pages with the programs that they describe.
 
 An option that a man page describes is one of --help, and the other way round. A command in the code of a page has only
-options and verbs that exist. CONTRIBUTING.md has each option of CMake, and the install page each program that is installed.
+options and verbs that exist. CONTRIBUTING.md has each option of CMake, and the install page each program that is installed. Help texts fit 80 columns.
 """
 
 import pathlib
@@ -25,6 +25,7 @@ HELPS = {
 COMMON = {"-h", "--help", "--version", "--job"}
 OPTION = r"(?<![\w-])--?[A-Za-z][\w-]*"
 PAGES = ("README.md", "CONTRIBUTING.md", "bindings/python/README.md", "examples/README.md", "docs/**/*.md", "docs/man/*.1")
+COLUMNS = 80  # of a terminal
 # Records of what was run.
 RECORDS = "docs/measurements/"
 
@@ -149,6 +150,14 @@ def check_pages(root, helps, verbs):
                         yield name, f"{program} has no {option}: {line.strip()}"
 
 
+def check_widths(said):
+    """Lines of help texts, {command: text}, that a terminal of 80 columns would break."""
+    for command, text in said.items():
+        for line in text.splitlines():
+            if len(line) > COLUMNS:
+                yield command, f"the line has {len(line)} columns, more than {COLUMNS}: {line.strip()}"
+
+
 def verbs_of(root):
     return set(re.findall(r'^    "([\w-]+)": ', (root / "tools/dev/__main__.py").read_text(encoding="utf-8"), re.M))
 
@@ -190,8 +199,12 @@ def check_installed(root):
 
 def main():
     folder = pathlib.Path(sys.argv[1])
-    helps = {program: options_of_help(said_by(command, folder)) for program, (command, _, _) in HELPS.items()}
-    findings = [*check_man(ROOT, helps), *check_pages(ROOT, helps, verbs_of(ROOT)), *check_cmake(ROOT), *check_installed(ROOT)]
+    said = {program: said_by(command, folder) for program, (command, _, _) in HELPS.items()}
+    helps = {program: options_of_help(text) for program, text in said.items()}
+    said["./dev help"] = said_by(["dev", "help"], ROOT)
+    del said["mep_run"]  # its lines have up to 96 columns
+    findings = [*check_man(ROOT, helps), *check_pages(ROOT, helps, verbs_of(ROOT)), *check_cmake(ROOT), *check_installed(ROOT),
+                *check_widths(said)]
     for name, text in findings:
         print(f"{name}: {text}")
     if findings:

@@ -94,6 +94,11 @@ class Tools(unittest.TestCase):
         self.expect("perf/CMakeLists.txt", "plot", "plot suite", "mep_perf_suite is installed into bin/ and missing there")
         self.expect("docs/guide/install.md", "`mep_run`", "`mep_run`, `mep_gone`", "bin/ has no mep_gone")
 
+    def test_wide_help(self):
+        self.assertEqual(list(check_tools.check_widths({"mep_info": "x" * 80 + "\n"})), [])
+        (finding,) = check_tools.check_widths({"mep_info": "a\n" + "x" * 81 + "\n"})
+        self.assertIn("81 columns", finding[1])
+
 
 if __name__ == "__main__":
     unittest.main()

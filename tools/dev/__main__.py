@@ -23,50 +23,72 @@ from torch_tests import torch_tests
 from trees import NO_CUDA, ONE_GPU, SHORT_TESTS, build, build_or_stop, cache_value, cuda_of_a_short_run, tree_of
 
 HELP = """\
-./dev run [ARGS]     install what is missing, build, and run a MoE layer's communication on 4 ranks,
-                     checked and timed beside MPI; ARGS go to mep_perf in place of the default ones
-./dev test           a joiner's run: tree checks, formatting, clang-tidy of what the branch changes, and
-                     short tests of every part
-./dev test --full    the gate: the whole lint, every test with one outcome, a slice of each under TSan and ASan
-./dev test PATH      what a folder or file reaches, by the table of folders: src/core/ep, tests/unit/x_test.cpp
-./dev test ARGS      only the release build's tests, with these arguments for ctest (-R NAME, ...)
-./dev build [PRESET] configure and build (release, debug, asan, tsan); default release
-./dev install PREFIX build what is installed, no tests, and install it: library, headers, tools, bindings, pages
-./dev lint           layering, formatting and clang-tidy of what changed since the last clean run
+./dev run [ARGS]     install what is missing, build, and run a MoE layer's
+                     communication on 4 ranks, checked and timed beside MPI;
+                     ARGS go to mep_perf in place of the default ones
+./dev test           a joiner's run: tree checks, formatting, clang-tidy of what
+                     the branch changes, and short tests of every part
+./dev test --full    the gate: the whole lint, every test with one outcome, a
+                     slice of each under TSan and ASan
+./dev test PATH      what a folder or file reaches, by the table of folders:
+                     src/core/ep, tests/unit/x_test.cpp
+./dev test ARGS      only the release build's tests, with these arguments for
+                     ctest (-R NAME, ...)
+./dev build [PRESET] configure and build (release, debug, asan, tsan); default
+                     release
+./dev install PREFIX build what is installed, no tests, and install it: library,
+                     headers, tools, bindings, pages
+./dev lint           layering, formatting and clang-tidy of what changed since
+                     the last clean run
 ./dev format         let clang-format rewrite the sources
-./dev bench          mep_perf over collectives and the MoE layer beside MPI; JSON in build/bench/
+./dev bench          mep_perf over collectives and the MoE layer beside MPI;
+                     JSON in build/bench/
 ./dev bench-build    times first builds and writes the table of CONTRIBUTING.md
-./dev chaos [ARGS]   random programs, then a checked job, while ranks are killed, stopped and replaced, for
-                     some seconds; ARGS go to mep_chaos in place of the default ones. `./dev chaos figures`
-                     measures what docs/measurements/two-core-epyc-failures.md shows, on 4 and 8 ranks
-./dev asan [ARGS]    tests under AddressSanitizer and UndefinedBehaviorSanitizer (ctest ARGS)
+./dev chaos [ARGS]   random programs, then a checked job, while ranks are
+                     killed, stopped and replaced, for some seconds; ARGS go to
+                     mep_chaos in place of the default ones. `./dev chaos
+                     figures` measures what
+                     docs/measurements/two-core-epyc-failures.md shows, on 4 and
+                     8 ranks
+./dev asan [ARGS]    tests under AddressSanitizer and UndefinedBehaviorSanitizer
+                     (ctest ARGS)
 ./dev tsan [ARGS]    tests under ThreadSanitizer (ctest ARGS)
 ./dev fuzz [NAME] [SECONDS]
-                     build the parsers' fuzz targets with clang and run one, or all, for so long (60);
-                     what they find is written to build/fuzz/found/
+                     build the parsers' fuzz targets with clang and run one, or
+                     all, for so long (60); what they find is written to
+                     build/fuzz/found/
 ./dev lab netns [ARGS]
-                     hosts as network namespaces (root): starts, cuts, freezes, deaths, joiners
+                     hosts as network namespaces (root): starts, cuts, freezes,
+                     deaths, joiners
 ./dev lab newcomer [SUITE] [--as user] [--run-only]
-                     makes a bare Debian or Ubuntu (trixie; root, debootstrap) and types ./dev run and ./dev test there
+                     makes a bare Debian or Ubuntu (trixie; root, debootstrap)
+                     and types ./dev run and ./dev test there
 ./dev lab rdma [COMMAND...]
-                     boots a guest with two soft-RoCE devices (QEMU) and runs the verbs tests in it, or
-                     the command, with this machine's files
+                     boots a guest with two soft-RoCE devices (QEMU) and runs
+                     the verbs tests in it, or the command, with this machine's
+                     files
 ./dev torch [--upstream]
-                     tests of mep.torch with PyTorch from PyPI, which goes into build/torch; with --upstream
-                     also the cases of PyTorch's distributed_test.py that apply
+                     tests of mep.torch with PyTorch from PyPI, which goes into
+                     build/torch; with --upstream also the cases of PyTorch's
+                     distributed_test.py that apply
 ./dev gpu-test [PART...]
-                     everything that wants a GPU, or the parts kernels, library, perf, sanitizers; one table
-                     at the end. Needs only this tree, nvcc, cmake, python3 and a GPU; `--quick` leaves
-                     benchmarks and sanitizers out. library and perf run what build/release has
+                     everything that wants a GPU, or the parts kernels, library,
+                     perf, sanitizers; one table at the end. Needs only this
+                     tree, nvcc, cmake, python3 and a GPU; `--quick` leaves
+                     benchmarks and sanitizers out. library and perf run what
+                     build/release has
 ./dev soak [SUITE] [--minutes N]
-                     what explores, and every test under TSan and ASan: whatever fits into N minutes (60), with
-                     new seeds each time; goes on next time where it stopped. `./dev soak --list`: the suites
-./dev docs [--serve] build the documentation as a site, in build/site, with MkDocs from PyPI, which goes into build/docs;
-                     with --serve show it at 127.0.0.1:8000, and changes as they are made
+                     what explores, and every test under TSan and ASan: whatever
+                     fits into N minutes (60), with new seeds each time; goes on
+                     next time where it stopped. `./dev soak --list`: the suites
+./dev docs [--serve] build the documentation as a site, in build/site, with
+                     MkDocs from PyPI, which goes into build/docs; with --serve
+                     show it at 127.0.0.1:8000, and changes as they are made
 ./dev clean          remove build/
-Environment: CC and CXX choose the compiler of a first configure run; MEP_TEST_SEED replays random
-tests; MEP_DEV_NO_INSTALL=1 installs nothing; MEP_DEV_WERROR=1 makes compiler warnings errors, as
-`./dev test --full` does; a tree that has them so keeps it."""
+Environment: CC and CXX choose the compiler of a first configure run;
+MEP_TEST_SEED replays random tests; MEP_DEV_NO_INSTALL=1 installs nothing;
+MEP_DEV_WERROR=1 makes compiler warnings errors, as `./dev test --full` does; a
+tree that has them so keeps it."""
 
 # Which tests each run has: cmake/MepTests.cmake says what the labels mean.
 SHORT = ["-L", "^quick$"]
