@@ -481,6 +481,8 @@ class PerfTest(unittest.TestCase):
                      "locked memory", "open files"):  # fmt: skip
             self.assertIn(text, done.stdout)
         self.assertRegex(done.stdout, r"\* MEP_TIMEOUT_MS +777")
+        wide = [line for line in done.stdout.splitlines() if len(line) > 80 and " " in line[25:]]
+        self.assertEqual(wide, [])
         self.assertRegex(done.stdout, r"! MEP_TIMEUOT_MS is no variable of MEP; is MEP_TIMEOUT_MS meant\?")
         self.assertRegex(done.stdout, r"usable +[1-9]")
 
@@ -499,6 +501,7 @@ class PerfTest(unittest.TestCase):
         for line in found["environment"]:
             lines.append(f"{'* ' if line['set'] else ''}{line['name']} {line['value'] or '-'} {line['help']}")
         titles = ("Build", "Transports, ", "Topology", "GPUs", "Cores of", "Limits", "Environment variables, ")
+        text = re.sub(r"\n {25}(?=\S)", " ", text)  # lines that are wrapped
         printed = [line for line in text.splitlines() if line and not line.startswith(titles)]
         self.assertEqual(*(sorted(" ".join(line.split()) for line in side) for side in (lines, printed)))
 

@@ -2,7 +2,6 @@
 // and the text that was given.
 #include "options.hpp"
 
-#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -319,26 +318,6 @@ std::string find_queue_conflict(const Options& options) {
                           options.run_mpi || options.run_nccl || options.on_device ||
                           options.show_switches || options.threads > 0 || options.seconds > 0;
   return has_others ? "queue takes --warps, --size, --nic, -i, --json and --csv" : "";
-}
-
-std::string wrapped(const std::string& left, size_t indent, const std::string& text) {
-  constexpr size_t kColumns = 80;
-  std::string all;
-  std::string line = left;
-  bool has_word = false;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find(' ', begin), text.size());
-    const std::string word = text.substr(begin, end - begin);
-    if (has_word && line.size() + 1 + word.size() > kColumns) {
-      all += line + "\n";
-      line.assign(indent, ' ');
-      has_word = false;
-    }
-    line += (has_word ? " " : "") + word;
-    has_word = true;
-    begin = end + 1;
-  }
-  return all + line + "\n";
 }
 
 std::string option_lines() {

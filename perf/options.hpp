@@ -77,8 +77,6 @@ ParseResult parse_options(int argc, char** argv, Options* options, std::string* 
 // Empty: all is well with the options of queue.
 std::string find_queue_conflict(const Options& options);
 
-// `text` behind `left`, in lines of at most 80 columns; those behind the first are indented.
-std::string wrapped(const std::string& left, size_t indent, const std::string& text);
 // The options in groups.
 std::string option_lines();
 std::string help_text();

@@ -1,5 +1,6 @@
 #include "types.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <span>
 
@@ -73,6 +74,26 @@ std::string all_dtype_names() {
 }
 std::string all_reduction_names() {
   return join(kReductions);
+}
+
+std::string wrapped(const std::string& left, size_t indent, const std::string& text) {
+  constexpr size_t kColumns = 80;
+  std::string all;
+  std::string line = left;
+  bool has_word = false;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(' ', begin), text.size());
+    const std::string word = text.substr(begin, end - begin);
+    if (has_word && line.size() + 1 + word.size() > kColumns) {
+      all += line + "\n";
+      line.assign(indent, ' ');
+      has_word = false;
+    }
+    line += (has_word ? " " : "") + word;
+    has_word = true;
+    begin = end + 1;
+  }
+  return all + line + "\n";
 }
 
 std::string bytes_text(double bytes) {

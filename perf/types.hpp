@@ -21,5 +21,7 @@ std::string bytes_text(double bytes);
 
 // A column's figure: three digits that matter, never an exponent.
 std::string figure_text(double value);
+// `text` behind `left`, in lines of at most 80 columns; those behind the first are indented.
+std::string wrapped(const std::string& left, size_t indent, const std::string& text);
 
 }  // namespace mep::perf

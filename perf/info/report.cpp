@@ -1,8 +1,10 @@
 #include "report.hpp"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "../records.hpp"
+#include "../types.hpp"
 
 namespace mep {
 namespace {
@@ -27,6 +29,18 @@ void begin_field(const std::string& key) {
 void add_entry(const std::string& json) {
   report.text += (report.has_entry ? ",\n    " : "\n    ") + json;
   report.has_entry = true;
+}
+
+constexpr size_t kNameColumns = 23;
+
+std::string padded(std::string text, size_t columns) {
+  text.resize(std::max(columns, text.size() + 1), ' ');
+  return text;
+}
+
+// In text; lines behind the first begin where the values of print_line() do.
+void print_columns(const std::string& left, const std::string& text) {
+  (void)std::fputs(perf::wrapped(left, 2 + kNameColumns, text).c_str(), stdout);
 }
 
 }  // namespace
@@ -63,7 +77,7 @@ void print_title(const char* key, const char* title) {
 
 void print_line(const char* name, const std::string& value) {
   if (!report.is_on) {
-    (void)std::printf("  %-22s %s\n", name, value.c_str());
+    print_columns("  " + padded(name, kNameColumns), value);
     return;
   }
   const std::string text = name;
@@ -74,8 +88,9 @@ void print_line(const char* name, const std::string& value) {
 
 void print_variable(const EnvVariable& variable, bool is_set, const std::string& value) {
   if (!report.is_on) {
-    (void)std::printf("%s %-22s %-12s %s\n", is_set ? "*" : " ", variable.name,
-                      value.empty() ? "-" : value.c_str(), variable.help);
+    print_columns((is_set ? "* " : "  ") + padded(variable.name, kNameColumns) +
+                      padded(value.empty() ? "-" : value, 13),
+                  variable.help);
     return;
   }
   add_entry("{\"name\": " + json_text(variable.name) + ", \"value\": " + json_text(value) +
@@ -89,7 +104,7 @@ void print_unknown_variables(const std::vector<std::string>& texts) {
     for (const std::string& text : texts) add_entry(json_text(text));
     return;
   }
-  for (const std::string& text : texts) (void)std::printf("! %s\n", text.c_str());
+  for (const std::string& text : texts) print_columns("! ", text);
 }
 
 }  // namespace mep
