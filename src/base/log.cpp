@@ -7,14 +7,14 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <climits>
 #include <cstdarg>
-#include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <exception>
 #include <string>
 
-#include "base/clock.hpp"
 #include "base/env.hpp"
 #include "base/fork_hold.hpp"
 #include "base/status.hpp"
@@ -30,8 +30,22 @@ thread_local int log_rank = -1;
 struct LogSettings {
   LogLevel level = LogLevel::kWarn;
   int descriptor = STDERR_FILENO;
-  bool with_time = false;
+  bool with_origin = false;  // when, and of which process
 };
+
+// UTC and "HOST:PID": `sort -k 2` merges the files of several processes and hosts.
+int write_origin(char* line, size_t bytes) {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  tm parts{};
+  gmtime_r(&now.tv_sec, &parts);
+  char host[HOST_NAME_MAX + 1] = "";
+  (void)gethostname(host, sizeof host - 1);
+  return std::snprintf(line, bytes, "%04d-%02d-%02dT%02d:%02d:%02d.%06ldZ %s:%d ",
+                       parts.tm_year + 1900, parts.tm_mon + 1, parts.tm_mday, parts.tm_hour,
+                       parts.tm_min, parts.tm_sec, now.tv_nsec / 1000, host,
+                       static_cast<int>(getpid()));
+}
 
 void write_line(const LogSettings& settings, LogLevel level, const char* format,
                 va_list arguments) {
@@ -39,12 +53,7 @@ void write_line(const LogSettings& settings, LogLevel level, const char* format,
   char line[kLineBytes];
   int length = log_rank >= 0 ? std::snprintf(line, sizeof line, "mep[%d] ", log_rank)
                              : std::snprintf(line, sizeof line, "mep ");
-  if (settings.with_time) {
-    const uint64_t now_us = now_ns() / 1000;
-    length += std::snprintf(line + length, sizeof line - length, "%llu.%06llu ",
-                            static_cast<unsigned long long>(now_us / 1000000),
-                            static_cast<unsigned long long>(now_us % 1000000));
-  }
+  if (settings.with_origin) length += write_origin(line + length, sizeof line - length);
   length += std::snprintf(line + length, sizeof line - length,
                           "%s: ", kLevelNames[static_cast<int>(level)]);
   const int text_start = length;
@@ -85,7 +94,7 @@ void read_level(LogSettings* settings) {
   for (int i = 0; i < 4; ++i) {
     if (text == kLevelNames[i]) {
       settings->level = static_cast<LogLevel>(i);
-      settings->with_time = settings->level == LogLevel::kDebug;
+      settings->with_origin = settings->level == LogLevel::kDebug;
       return;
     }
   }
@@ -112,7 +121,7 @@ void open_file(LogSettings* settings) {
     return;
   }
   settings->descriptor = descriptor;  // open for the life of the process
-  settings->with_time = true;
+  settings->with_origin = true;
 }
 
 // Read once, at the first use: a log that changes its place half-way helps nobody.

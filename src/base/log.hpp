@@ -1,6 +1,6 @@
 // MEP_LOG=error|warn|info|debug (default warn) to stderr or MEP_LOG_FILE; one write() a line, so
-// the lines of several ranks do not mix. Each line carries "mep[RANK]" once set_log_rank() was
-// called.
+// the lines of several ranks do not mix. A line is "mep[RANK] LEVEL: TEXT", with the rank once
+// set_log_rank() was called; in a file, and with MEP_LOG=debug, "mep[RANK] TIME HOST:PID LEVEL: TEXT".
 #pragma once
 
 namespace mep {
