@@ -202,7 +202,6 @@ def main():
     said = {program: said_by(command, folder) for program, (command, _, _) in HELPS.items()}
     helps = {program: options_of_help(text) for program, text in said.items()}
     said["./dev help"] = said_by(["dev", "help"], ROOT)
-    del said["mep_run"]  # its lines have up to 96 columns
     findings = [*check_man(ROOT, helps), *check_pages(ROOT, helps, verbs_of(ROOT)), *check_cmake(ROOT), *check_installed(ROOT),
                 *check_widths(said)]
     for name, text in findings:
