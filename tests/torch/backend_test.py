@@ -353,7 +353,6 @@ def refusals(dist, rank, world):
             ("as large as the input", lambda: dist.all_gather([torch.zeros(3)] * world, torch.zeros(2))),
             ("cannot share evenly", lambda: dist.all_to_all_single(torch.zeros(world + 1), torch.zeros(world + 1))),
             ("add up to", lambda: dist.all_to_all_single(torch.zeros(4), torch.zeros(4), [1] * world, [9] * world)),
-            ("sparse", lambda: dist.all_reduce(torch.zeros(2).to_sparse())),
     ):
         try:
             call()

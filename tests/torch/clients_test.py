@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Uses of a group of MEP that clients make and PyTorch's own suite does not: callbacks that wait, outputs of inference mode,
-a tensor twice in a list, a Buffer after a recovery. 40 s."""
+a tensor twice in a list, sparse tensors, wrong arguments on one rank, a Buffer after a recovery. 60 s."""
 import datetime
 import os
 import signal
@@ -70,6 +70,85 @@ def rank_tensor_twice():
     dist.destroy_process_group()
 
 
+def rank_sparse():
+    """Sums of sparse tensors: no coordinates on a rank, the same twice, dense dimensions; async; and DDP."""
+    import torch
+    dist, rank, world = begin()
+    for dense in ((), (4,), (2, 3)):
+        for name, count_of in (("a rank's number", int), ("none", lambda _: 0), ("three", lambda _: 3)):
+            count = count_of(rank)
+            values = torch.arange(1.0, count * max(1, torch.Size(dense).numel()) + 1).view(count, *dense)
+            indices = torch.tensor([[(rank + each) % 5 for each in range(count)], [0] * count], dtype=torch.long)
+            tensor = torch.sparse_coo_tensor(indices, values, (5, 2, *dense))
+            wanted = torch.zeros(5, 2, *dense)
+            for of in range(world):
+                theirs = count_of(of)
+                part = torch.arange(1.0, theirs * max(1, torch.Size(dense).numel()) + 1).view(theirs, *dense)
+                for each in range(theirs):
+                    wanted[(of + each) % 5, 0] += part[each]
+            if name == "three":
+                dist.all_reduce(tensor, async_op=True).wait()
+            else:
+                dist.all_reduce(tensor)
+            expect(tensor.to_dense(), wanted, "sparse", dense, name)
+    one = torch.arange(2.0)[::2]  # contiguous, with a stride of 2
+    gathered = [torch.zeros(1) for _ in range(world)]
+    dist.all_gather(gathered, one if rank == 0 else torch.full((2,), float(rank))[::2])
+    expect(torch.cat(gathered), torch.arange(float(world)), "one element with a stride")
+    twice = torch.sparse_coo_tensor([[1, 1]], [2.0, 3.0], (4,))
+    dist.all_reduce(twice)
+    expect(twice.to_dense(), torch.tensor([0, 5.0 * world, 0, 0]), "a coordinate twice")
+    refused(ValueError, "SUM alone", dist.all_reduce, twice, dist.ReduceOp.MAX)
+    other = torch.sparse_coo_tensor([[1]], [2.0], (4 + (rank == 0),))
+    refused(ValueError, "differ in shape", dist.all_reduce, other)
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Embedding(10, 4, sparse=True))
+    model(torch.tensor([rank, 9])).sum().backward()
+    wanted = torch.zeros(10, 4)
+    wanted[:world], wanted[9] = 1.0 / world, 1.0
+    expect(model.module.weight.grad.to_dense(), wanted, "gradients of an embedding")
+    dist.destroy_process_group()
+
+
+def refused(kind, text, call, *arguments, **options):
+    try:
+        call(*arguments, **options)
+    except kind as error:
+        if text not in str(error):
+            raise AssertionError(f"{error!r} is without {text!r}") from error
+    else:
+        raise AssertionError(f"{call} was not refused")
+
+
+def rank_wrong_arguments():
+    """Rank 0's arguments are wrong: ValueError there, a mismatch elsewhere at once, and all go on with the next call."""
+    import torch
+    dist, rank, world = begin()
+    x = torch.arange(2.0 * world)
+
+    def wrong(call, text):
+        kind, said = (ValueError, text) if rank == 0 else (dist.DistBackendError, "MISMATCH")
+        refused(kind, said, call)
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor)
+        expect(tensor, torch.full((3,), float(world)), "after", text)
+    for async_op in (False, True):
+        def at(call, *arguments, **options):
+            return lambda: (call(*arguments, **options, async_op=True).wait() if async_op else call(*arguments, **options))
+        wrong(at(dist.all_to_all_single, torch.empty(2 * world + (rank == 0)), x), "cannot share evenly")
+        wrong(at(dist.all_to_all_single, torch.empty(2 * world), x, [2] * world, [2] * (world - 1) + [2 - (rank == 0)]), "add up")
+        wrong(at(dist.all_gather_into_tensor, torch.empty(2 * world * world + (rank == 0)), x), "output needs")
+        wrong(at(dist.reduce_scatter_tensor, torch.empty(2 + (rank == 0)), x), "input needs")
+        wrong(at(dist.all_gather, [torch.empty(2 * world)] * (world - (rank == 0)), x), "output tensors")
+    # All are wrong: nobody waits.
+    refused(ValueError, "cannot share evenly", dist.all_to_all_single, torch.empty(2 * world + 1), x)
+    sizes = [1] * world
+    sizes[0] += rank == 0
+    refused(dist.DistBackendError, "MISMATCH", dist.all_to_all_single, torch.empty(world), torch.ones(sum(sizes)), [1] * world, sizes)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def rank_buffer_after_recovery():
     """A new Buffer over a group that has taken in a replacement, which has made fewer of them."""
     import torch
@@ -110,6 +189,12 @@ class Clients(unittest.TestCase):
         self.assertEqual(processes.pop(1).wait(launch.LIMIT_S), -signal.SIGKILL)
         processes.insert(1, launch.start_one(__file__, "buffer_after_recovery", 1, 3, folder, MEP_JOIN="1"))
         launch.finish(processes, folder)
+
+    def test_sums_of_sparse_tensors(self):
+        launch.run(__file__, "sparse", 3)
+
+    def test_arguments_wrong_on_one_rank(self):
+        launch.run(__file__, "wrong_arguments", 3)
 
     def test_tensor_twice_in_a_list(self):
         launch.run(__file__, "tensor_twice", 3)

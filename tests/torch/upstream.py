@@ -21,7 +21,6 @@ LEFT_OUT = {
     "test_ddp_logging_data_cpu": (2, "DDP's log calls every backend that a program registers \"custom\""),
     "test_monitored_barrier_failure_order": (3, "asks for Gloo's text; MEP names the missing rank on all ranks"),
     "test_monitored_barrier_gloo": (3, "asks for Gloo's text; MEP names the missing rank on all ranks"),
-    "test_sparse_all_reduce_sum": (2, "sparse tensors are refused"),
 }
 
 

@@ -27,7 +27,21 @@ bool are_even(const std::vector<at::Tensor>& tensors) {
   });
 }
 
-// Whether a list of tensors travels as one packed buffer. On GPUs every list does: there are no forms with counts.
+// A reduction reads the tensor, or its product with the factor. In place where that is possible.
+at::Tensor reduction_input(const at::Tensor& input, const c10d::ReduceOp& op, Call* call) {
+  if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return input;
+  at::Tensor product = multiplied(op, input).contiguous();
+  call->buffers.push_back(product);
+  return product;
+}
+
+void divide_after(const Reduction& reduction, const at::Tensor& result, int size, Call* call) {
+  if (!reduction.divides) return;
+  append_finish([result, size] { result.div_(size, "trunc"); }, call);
+}
+
+}  // namespace
+
 bool is_packed(const std::vector<at::Tensor>& tensors, const char* name) {
   const bool is_even = are_even(tensors);
   if (tensors[0].is_cpu()) return is_even && bytes_of(tensors) <= kPackBytes;
@@ -37,15 +51,6 @@ bool is_packed(const std::vector<at::Tensor>& tensors, const char* name) {
   return true;
 }
 
-// A reduction reads the tensor, or its product with the factor. In place where that is possible.
-at::Tensor reduction_input(const at::Tensor& input, const c10d::ReduceOp& op, Call* call) {
-  if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return input;
-  at::Tensor product = multiplied(op, input).contiguous();
-  call->buffers.push_back(product);
-  return product;
-}
-
-// Where an input shares memory with an output otherwise than MEP allows.
 at::Tensor apart_from(const at::Tensor& input, const Span& output, const void* in_place,
                       Call* call) {
   at::Tensor dense = input.contiguous();
@@ -53,38 +58,6 @@ at::Tensor apart_from(const at::Tensor& input, const Span& output, const void* i
   call->buffers.push_back(dense);
   return dense;
 }
-
-void divide_after(const Reduction& reduction, const at::Tensor& result, int size, Call* call) {
-  if (!reduction.divides) return;
-  append_finish([result, size] { result.div_(size, "trunc"); }, call);
-}
-
-// Rows of dimension 0 for each rank, as elements.
-std::vector<uint64_t> counts_of(const at::Tensor& tensor, const std::vector<int64_t>& splits,
-                                int size, const char* what) {
-  const int64_t rows = tensor.dim() == 0 ? tensor.numel() : tensor.size(0);
-  const int64_t row = rows == 0 ? 0 : tensor.numel() / rows;
-  std::vector<uint64_t> counts(static_cast<size_t>(size));
-  if (splits.empty()) {
-    TORCH_CHECK_VALUE(rows % size == 0, "mep: alltoall: the ", what, " has ", rows, " rows, which ",
-                      size, " ranks cannot share evenly; give split sizes");
-    std::fill(counts.begin(), counts.end(), static_cast<uint64_t>(rows / size * row));
-    return counts;
-  }
-  TORCH_CHECK_VALUE(splits.size() == counts.size(), "mep: alltoall: ", splits.size(), " ", what,
-                    " split sizes for ", size, " ranks");
-  const int64_t sum = std::accumulate(splits.begin(), splits.end(), int64_t{0});
-  const bool is_negative =
-      std::any_of(splits.begin(), splits.end(), [](int64_t n) { return n < 0; });
-  TORCH_CHECK_VALUE(sum == rows && !is_negative, "mep: alltoall: the ", what,
-                    " split sizes must be 0 or more and add up to its ", rows, " rows");
-  for (size_t rank = 0; rank < counts.size(); ++rank) {
-    counts[rank] = static_cast<uint64_t>(splits[rank] * row);
-  }
-  return counts;
-}
-
-}  // namespace
 
 void ProcessGroupMep::check_list(const Tensors& tensors, const char* name, const char* what) const {
   TORCH_CHECK_VALUE(tensors.size() == static_cast<size_t>(size_), "mep: ", name, ": ",
@@ -100,7 +73,7 @@ void ProcessGroupMep::check_root(int64_t root, const char* name) const {
 // --- Broadcast and reductions -----------------------------------------------------------------------
 
 ProcessGroupMep::WorkPtr ProcessGroupMep::broadcast(Tensors& tensors,
-                                                    const c10d::BroadcastOptions& opts) {
+                                                    const c10d::BroadcastOptions& opts) try {
   at::Tensor& tensor = only(tensors, "broadcast");
   check_root(opts.rootRank, "broadcast");
   Call call = call_of(OpType::BROADCAST, "broadcast", "broadcast", opts);
@@ -117,6 +90,9 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::broadcast(Tensors& tensors,
                                 at.request);
   });
   return run(std::move(call));
+} catch (const c10::ValueError&) {
+  refuse(tensors);
+  throw;
 }
 
 void ProcessGroupMep::add_allreduce(at::Tensor& tensor, const c10d::ReduceOp& op,
@@ -135,17 +111,21 @@ void ProcessGroupMep::add_allreduce(at::Tensor& tensor, const c10d::ReduceOp& op
 }
 
 ProcessGroupMep::WorkPtr ProcessGroupMep::allreduce(Tensors& tensors,
-                                                    const c10d::AllreduceOptions& opts) {
+                                                    const c10d::AllreduceOptions& opts) try {
+  if (tensors.size() == 1 && tensors[0].is_sparse()) return allreduce_sparse(tensors[0], opts);
   at::Tensor& tensor = only(tensors, "allreduce");
   Call call = call_of(OpType::ALLREDUCE, "allreduce", "all_reduce", opts);
   call.inputs = tensors;
   call.outputs = tensors;
   add_allreduce(tensor, opts.reduceOp, &call);
   return run(std::move(call));
+} catch (const c10::ValueError&) {
+  refuse(tensors);
+  throw;
 }
 
 ProcessGroupMep::WorkPtr ProcessGroupMep::allreduce_coalesced(
-    Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
+    Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) try {
   check_tensors(tensors, "allreduce");
   Call call = call_of(OpType::ALLREDUCE_COALESCED, "allreduce", "all_reduce", opts);
   call.inputs = tensors;
@@ -161,10 +141,13 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::allreduce_coalesced(
     add_allreduce(tensors[i], opts.reduceOp, &call);
   }
   return run(std::move(call));
+} catch (const c10::ValueError&) {
+  refuse(tensors);
+  throw;
 }
 
 ProcessGroupMep::WorkPtr ProcessGroupMep::reduce(Tensors& tensors,
-                                                 const c10d::ReduceOptions& opts) {
+                                                 const c10d::ReduceOptions& opts) try {
   at::Tensor& tensor = only(tensors, "reduce");
   check_root(opts.rootRank, "reduce");
   Call call = call_of(OpType::REDUCE, "reduce", "reduce", opts);
@@ -186,6 +169,9 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::reduce(Tensors& tensors,
   });
   if (is_root) divide_after(reduction, tensor, size_, &call);
   return run(std::move(call));
+} catch (const c10::ValueError&) {
+  refuse(tensors);
+  throw;
 }
 
 // --- Allgather --------------------------------------------------------------------------------------
@@ -215,7 +201,9 @@ void ProcessGroupMep::add_allgather_list(Tensors& outputs, const at::Tensor& inp
   if (is_packed(outputs, "allgather")) {
     at::Tensor packed = packed_like(outputs);
     call->buffers.push_back(packed);
-    add_allgather(packed, input.contiguous().view(-1).view(at::kByte), call);
+    // One element may have any stride and be called contiguous.
+    const at::Tensor flat = input.contiguous().as_strided({input.numel()}, {1});
+    add_allgather(packed, flat.view(at::kByte), call);
     append_finish([packed, outputs] { copy_out(packed, outputs); }, call);
     return;
   }
@@ -235,7 +223,7 @@ void ProcessGroupMep::add_allgather_list(Tensors& outputs, const at::Tensor& inp
 }
 
 ProcessGroupMep::WorkPtr ProcessGroupMep::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                                    const c10d::AllgatherOptions& opts) {
+                                                    const c10d::AllgatherOptions& opts) try {
   const at::Tensor& input = only(inputs, "allgather");
   TORCH_CHECK_VALUE(outputs.size() == 1, "mep: allgather: takes one list of outputs");
   Call call = call_of(OpType::ALLGATHER, "allgather", "all_gather", opts);
@@ -243,6 +231,9 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::allgather(std::vector<Tensors>& output
   call.outputs = outputs[0];
   add_allgather_list(outputs[0], input, &call);
   return run(std::move(call));
+} catch (const c10::ValueError&) {
+  refuse(inputs);
+  throw;
 }
 
 ProcessGroupMep::WorkPtr ProcessGroupMep::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -252,9 +243,8 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::_allgather_base(at::Tensor& output, at
   return allgather_into_tensor_coalesced(outputs, inputs, opts);
 }
 
-ProcessGroupMep::WorkPtr ProcessGroupMep::allgather_coalesced(std::vector<Tensors>& outputs,
-                                                              Tensors& inputs,
-                                                              const c10d::AllgatherOptions& opts) {
+ProcessGroupMep::WorkPtr ProcessGroupMep::allgather_coalesced(
+    std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) try {
   check_tensors(inputs, "allgather");
   TORCH_CHECK_VALUE(outputs.size() == static_cast<size_t>(size_),
                     "mep: allgather: ", outputs.size(), " lists of outputs for ", size_, " ranks");
@@ -271,10 +261,13 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::allgather_coalesced(std::vector<Tensor
     add_allgather_list(of_ranks, inputs[index], &call);
   }
   return run(std::move(call));
+} catch (const c10::ValueError&) {
+  refuse(inputs);
+  throw;
 }
 
 ProcessGroupMep::WorkPtr ProcessGroupMep::allgather_into_tensor_coalesced(
-    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
+    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) try {
   check_tensors(inputs, "allgather");
   check_tensors(outputs, "allgather");
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "mep: allgather: ", outputs.size(),
@@ -286,12 +279,15 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::allgather_into_tensor_coalesced(
     add_allgather(outputs[index], inputs[index], &call);
   }
   return run(std::move(call));
+} catch (const c10::ValueError&) {
+  refuse(inputs);
+  throw;
 }
 
 // --- Gather and scatter -----------------------------------------------------------------------------
 
 ProcessGroupMep::WorkPtr ProcessGroupMep::gather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                                 const c10d::GatherOptions& opts) {
+                                                 const c10d::GatherOptions& opts) try {
   const at::Tensor from = only(inputs, "gather").contiguous();
   check_root(opts.rootRank, "gather");
   const auto root = static_cast<int32_t>(opts.rootRank);
@@ -338,10 +334,13 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::gather(std::vector<Tensors>& outputs, 
     append_finish([packed = blocks.packed, places] { copy_out(packed, places); }, &call);
   }
   return run(std::move(call));
+} catch (const c10::ValueError&) {
+  refuse(inputs);
+  throw;
 }
 
 ProcessGroupMep::WorkPtr ProcessGroupMep::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                                  const c10d::ScatterOptions& opts) {
+                                                  const c10d::ScatterOptions& opts) try {
   at::Tensor& output = only(outputs, "scatter");
   check_root(opts.rootRank, "scatter");
   const auto root = static_cast<int32_t>(opts.rootRank);
@@ -386,6 +385,9 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::scatter(Tensors& outputs, std::vector<
                                                  root, at.comm, at.request);
   });
   return run(std::move(call));
+} catch (const c10::ValueError&) {
+  refuse(outputs);
+  throw;
 }
 
 // --- Reduce-scatter ---------------------------------------------------------------------------------
@@ -414,9 +416,8 @@ void ProcessGroupMep::add_reduce_scatter(at::Tensor& output, const at::Tensor& i
   divide_after(reduction, output, size_, call);
 }
 
-ProcessGroupMep::WorkPtr ProcessGroupMep::reduce_scatter(Tensors& outputs,
-                                                         std::vector<Tensors>& inputs,
-                                                         const c10d::ReduceScatterOptions& opts) {
+ProcessGroupMep::WorkPtr ProcessGroupMep::reduce_scatter(
+    Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& opts) try {
   at::Tensor& output = only(outputs, "reduce_scatter");
   TORCH_CHECK_VALUE(inputs.size() == 1, "mep: reduce_scatter: takes one list of inputs");
   Tensors& blocks_in = inputs[0];
@@ -451,6 +452,9 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::reduce_scatter(Tensors& outputs,
   });
   divide_after(reduction, output, size_, &call);
   return run(std::move(call));
+} catch (const c10::ValueError&) {
+  refuse(outputs);
+  throw;
 }
 
 ProcessGroupMep::WorkPtr ProcessGroupMep::_reduce_scatter_base(
@@ -461,7 +465,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::_reduce_scatter_base(
 }
 
 ProcessGroupMep::WorkPtr ProcessGroupMep::reduce_scatter_tensor_coalesced(
-    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) try {
   check_tensors(inputs, "reduce_scatter");
   check_tensors(outputs, "reduce_scatter");
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "mep: reduce_scatter: ", outputs.size(),
@@ -473,96 +477,9 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::reduce_scatter_tensor_coalesced(
     add_reduce_scatter(outputs[index], inputs[index], opts.reduceOp, &call);
   }
   return run(std::move(call));
-}
-
-// --- Alltoall ---------------------------------------------------------------------------------------
-
-ProcessGroupMep::WorkPtr ProcessGroupMep::alltoall_base(at::Tensor& output, at::Tensor& input,
-                                                        std::vector<int64_t>& output_splits,
-                                                        std::vector<int64_t>& input_splits,
-                                                        const c10d::AllToAllOptions& opts) {
-  check_tensor(output, "alltoall");
-  check_tensor(input, "alltoall");
-  TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type(),
-                    "mep: alltoall: input and output have different types");
-  Call call = call_of(OpType::ALLTOALL_BASE, "alltoall", "all_to_all", opts);
-  call.inputs = {input};
-  call.outputs = {output};
-  const std::vector<uint64_t> sent = counts_of(input, input_splits, size_, "input");
-  const std::vector<uint64_t> received = counts_of(output, output_splits, size_, "output");
-  const at::Tensor place = place_to_write(output, &call);
-  const at::Tensor from = apart_from(input, span_of(place), nullptr, &call);
-  call.buffers.push_back(place);
-  const Elements elements = elements_of(from);
-  // Where MEP has no name for the type: its bytes.
-  const size_t scale = from.element_size() / mep_dtype_size(elements.dtype);
-  if (output_splits.empty() && input_splits.empty()) {
-    call.steps.push_back([from = from.data_ptr(), to = place.data_ptr(), count = sent[0] * scale,
-                          dtype = elements.dtype](const Target& at) {
-      return at.request == nullptr ? mep_alltoall(from, to, count, dtype, at.comm, at.stream)
-                                   : mep_ialltoall(from, to, count, dtype, at.comm, at.request);
-    });
-    return run(std::move(call));
-  }
-  TORCH_CHECK_NOT_IMPLEMENTED(place.is_cpu(),
-                              "mep: alltoall: split sizes for tensors of a GPU; give none, or "
-                              "tensors of the CPU");
-  std::vector<uint64_t> send_counts = sent;
-  std::vector<uint64_t> receive_counts = received;
-  for (uint64_t& count : send_counts) count *= scale;
-  for (uint64_t& count : receive_counts) count *= scale;
-  call.steps.push_back([from = from.data_ptr(), to = place.data_ptr(), send_counts, receive_counts,
-                        dtype = elements.dtype](const Target& at) {
-    return at.request == nullptr
-               ? mep_alltoallv(from, to, send_counts.data(), nullptr, receive_counts.data(),
-                               nullptr, dtype, at.comm, at.stream)
-               : mep_ialltoallv(from, to, send_counts.data(), nullptr, receive_counts.data(),
-                                nullptr, dtype, at.comm, at.request);
-  });
-  return run(std::move(call));
-}
-
-ProcessGroupMep::WorkPtr ProcessGroupMep::alltoall(Tensors& outputs, Tensors& inputs,
-                                                   const c10d::AllToAllOptions& opts) {
-  check_list(outputs, "alltoall", "output");
-  check_list(inputs, "alltoall", "input");
-  Call call = call_of(OpType::ALLTOALL, "alltoall", "all_to_all", opts);
-  call.inputs = inputs;
-  call.outputs = outputs;
-  if (!inputs[0].is_cpu() && is_packed(inputs, "alltoall") && is_packed(outputs, "alltoall")) {
-    const at::Tensor from = packed_from(inputs);
-    const at::Tensor place = packed_like(outputs);
-    TORCH_CHECK_VALUE(from.nbytes() == place.nbytes(),
-                      "mep: alltoall: the outputs must be as large as the inputs on a GPU");
-    call.buffers = {from, place};
-    call.steps.push_back([from = from.data_ptr(), to = place.data_ptr(),
-                          bytes = inputs[0].nbytes()](const Target& at) {
-      return mep_alltoall(from, to, bytes, MEP_UINT8, at.comm, at.stream);
-    });
-    append_finish([place, outputs] { copy_out(place, outputs); }, &call);
-    return run(std::move(call));
-  }
-  Blocks sent = blocks_to_read(inputs, MEP_UINT8, {});
-  const Blocks received = blocks_to_write(outputs, MEP_UINT8, sent.span);
-  // New memory may lie among the inputs.
-  if (received.packed.defined()) sent = blocks_to_read(inputs, MEP_UINT8, received.span);
-  call.buffers = inputs;
-  call.buffers.insert(call.buffers.end(), outputs.begin(), outputs.end());
-  call.steps.push_back([sent, received](const Target& at) {
-    const uint64_t* send_counts = sent.counts.data();
-    const uint64_t* receive_counts = received.counts.data();
-    return at.request == nullptr
-               ? mep_alltoallv(sent.base, received.base, send_counts, sent.displs.data(),
-                               receive_counts, received.displs.data(), MEP_UINT8, at.comm,
-                               at.stream)
-               : mep_ialltoallv(sent.base, received.base, send_counts, sent.displs.data(),
-                                receive_counts, received.displs.data(), MEP_UINT8, at.comm,
-                                at.request);
-  });
-  if (received.packed.defined()) {
-    append_finish([packed = received.packed, outputs] { copy_out(packed, outputs); }, &call);
-  }
-  return run(std::move(call));
+} catch (const c10::ValueError&) {
+  refuse(inputs);
+  throw;
 }
 
 }  // namespace mep_torch

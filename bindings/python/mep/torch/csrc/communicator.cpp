@@ -40,8 +40,10 @@ std::exception_ptr error_of(mep_result_t result, const char* what) {
 
 std::exception_ptr closed_error(const char* what) {
   try {
-    C10_THROW_ERROR(DistBackendError,
-                    std::string("mep: ") + what + ": the process group was destroyed, or is without members until reconfigure()");
+    C10_THROW_ERROR(
+        DistBackendError,
+        std::string("mep: ") + what +
+            ": the process group was destroyed, or is without members until reconfigure()");
   } catch (...) {
     return std::current_exception();
   }

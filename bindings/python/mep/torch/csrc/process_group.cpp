@@ -290,6 +290,14 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::launch(Call call,
   return work;
 }
 
+void ProcessGroupMep::refuse(const Tensors& tensors) {
+  if (is_coalescing_ || (!tensors.empty() && !tensors[0].is_cpu())) return;
+  Call call = call_of(OpType::BARRIER, "barrier", "barrier", c10d::BarrierOptions());
+  call.is_async = true;
+  call.steps.push_back([](const Target& at) { return mep_ibarrier(at.comm, at.request); });
+  (void)run(std::move(call));
+}
+
 void ProcessGroupMep::startCoalescing() {
   is_coalescing_ = true;
   coalesced_.clear();

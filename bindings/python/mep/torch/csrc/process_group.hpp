@@ -177,6 +177,11 @@ class ProcessGroupMep final : public c10d::Backend {
   void prepare(Call* call) const;  // what all calls of the group have in common
   WorkPtr launch(Call call, const std::shared_ptr<Communicator>& comm);
 
+  WorkPtr allreduce_sparse(at::Tensor& tensor, const c10d::AllreduceOptions& opts);
+  // This rank's arguments, with these tensors, are wrong: takes part in the operation by a barrier in its place, so that
+  // the others learn of a mismatch and later operations meet.
+  void refuse(const Tensors& tensors);
+
   // Parts of a Call: one step each.
   void add_allreduce(at::Tensor& tensor, const c10d::ReduceOp& op, Call* call) const;
   void add_allgather(at::Tensor& output, const at::Tensor& input, Call* call) const;
