@@ -1,14 +1,12 @@
 // Encodes, decodes and checks hello.hpp's frames. All input is hostile until checked.
 #include "core/bootstrap/hello.hpp"
 
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
+#include "base/process_end.hpp"
 #include "base/status.hpp"
 #include "core/bootstrap/byte_codec.hpp"
 
@@ -17,30 +15,6 @@ namespace {
 
 constexpr uint32_t kLibraryVersion =
     MEP_VERSION_MAJOR * 10000 + MEP_VERSION_MINOR * 100 + MEP_VERSION_PATCH;
-
-int pidfd_of(pid_t pid) {
-#ifdef SYS_pidfd_open
-  return static_cast<int>(syscall(SYS_pidfd_open, pid, 0));  // close-on-exec by itself
-#else
-  (void)pid;
-  return -1;
-#endif
-}
-
-// The pid behind a pidfd, in this process's pid namespace; 0: not visible here; -1: `fd` is no pidfd.
-long pid_behind(int fd) {
-  char path[64];
-  std::snprintf(path, sizeof path, "/proc/self/fdinfo/%d", fd);
-  std::FILE* file = std::fopen(path, "re");
-  if (file == nullptr) return -1;
-  long pid = -1;
-  char line[128];
-  while (std::fgets(line, sizeof line, file) != nullptr) {
-    if (std::strncmp(line, "Pid:", 4) == 0) pid = std::strtol(line + 4, nullptr, 10);
-  }
-  std::fclose(file);
-  return pid;
-}
 
 // A peer's text goes to terminals and logs, so it must hold no control characters.
 void make_printable(std::string* text) {
@@ -129,7 +103,7 @@ mep_result_t decode_hello(std::span<const std::byte> payload, Hello* hello) {
 }
 
 mep_result_t send_hello(ControlLink* link, std::span<const std::byte> hello, bool is_remote) {
-  const UniqueFd self(is_remote ? -1 : pidfd_of(getpid()));
+  const UniqueFd self = is_remote ? UniqueFd() : open_pidfd(getpid());
   if (self.valid()) {
     const int fd = self.get();
     const mep_result_t sent = link->send(kHelloFrame, hello, std::span<const int>(&fd, 1));
@@ -183,7 +157,7 @@ UniqueFd adopt_pidfd(const Hello& hello, const SelfDescription& self, std::vecto
     if (pid >= 0 && pid == credentials.pid) return given;
   }
   if (credentials.pid <= 0) return {};
-  return UniqueFd(pidfd_of(credentials.pid));
+  return open_pidfd(credentials.pid);
 }
 
 std::vector<std::byte> encode_abort(const Abort& abort) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/peer_memory.hpp"
+#include "base/process_end.hpp"
 #include "base/unique_fd.hpp"
 #include "core/bootstrap/bootstrap.hpp"
 #include "core/membership/row.hpp"
@@ -30,6 +31,8 @@ struct WorldPeer {
   PeerIdentity identity;
   std::shared_ptr<ControlLink> link;  // null: none now
   UniqueFd pidfd;
+  ThreadPidfds thread_pidfds;        // see DyingPeers
+  uint64_t watched_incarnation = 0;  // whose threads were looked for
   PeerSession session;
   Transport* transport = nullptr;  // changes under WorldPeers::reaching_mutex()
   uint64_t sharing = 0;            // see Remote

@@ -1,0 +1,104 @@
+#include "base/process_end.hpp"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "base/function_ref.hpp"
+
+namespace mep {
+namespace {
+
+// O_EXCL in Linux 6.9's pidfd.h.
+constexpr unsigned kPidfdThread = O_EXCL;
+// PF_EXITING in Linux's sched.h; proc(5) gives the flags in field 9 of stat.
+constexpr unsigned kExiting = 4;
+
+UniqueFd pidfd_open(pid_t id, unsigned flags) {
+#ifdef SYS_pidfd_open
+  return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, id, flags)));  // close-on-exec
+#else
+  (void)id;
+  (void)flags;
+  return {};
+#endif
+}
+
+// False: `see` said so of a thread, or the folder cannot be read.
+bool each_thread(pid_t process, FunctionRef<bool(const char*)> see) {
+  std::array<char, 64> path;
+  std::snprintf(path.data(), path.size(), "/proc/%d/task", static_cast<int>(process));
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir(path.data()), closedir);
+  if (folder == nullptr) return false;
+  while (const dirent* entry = readdir(folder.get())) {
+    if (entry->d_name[0] != '.' && !see(entry->d_name)) return false;
+  }
+  return true;
+}
+
+// The bytes of a file of a thread, 0 if it is gone.
+size_t read_of(pid_t process, const char* thread, const char* file, char* text, size_t bytes) {
+  std::array<char, 320> path;
+  std::snprintf(path.data(), path.size(), "/proc/%d/task/%s/%s", static_cast<int>(process), thread,
+                file);
+  const UniqueFd fd(open(path.data(), O_RDONLY | O_CLOEXEC));
+  const ssize_t got = fd.valid() ? read(fd.get(), text, bytes - 1) : 0;
+  text[got > 0 ? got : 0] = '\0';
+  return got > 0 ? static_cast<size_t>(got) : 0;
+}
+
+}  // namespace
+
+UniqueFd open_pidfd(pid_t process) {
+  return pidfd_open(process, 0);
+}
+
+long pid_behind(int fd) {
+  std::array<char, 64> path;
+  std::snprintf(path.data(), path.size(), "/proc/self/fdinfo/%d", fd);
+  std::FILE* file = std::fopen(path.data(), "re");
+  if (file == nullptr) return -1;
+  long pid = -1;
+  std::array<char, 128> line;
+  while (std::fgets(line.data(), line.size(), file) != nullptr) {
+    if (std::strncmp(line.data(), "Pid:", 4) == 0) pid = std::strtol(line.data() + 4, nullptr, 10);
+  }
+  std::fclose(file);
+  return pid;
+}
+
+ThreadPidfds open_thread_pidfds(pid_t process, std::string_view prefix) {
+  ThreadPidfds found;
+  size_t count = 0;
+  (void)each_thread(process, [&](const char* thread) {
+    std::array<char, 64> name;
+    const size_t bytes = read_of(process, thread, "comm", name.data(), name.size());
+    if (std::string_view(name.data(), bytes).starts_with(prefix)) {
+      found[count++] = pidfd_open(static_cast<pid_t>(std::atoi(thread)), kPidfdThread);
+    }
+    return count < found.size();
+  });
+  return found;
+}
+
+bool all_threads_exit(pid_t process) {
+  return each_thread(process, [process](const char* thread) {
+    std::array<char, 512> stat;
+    if (read_of(process, thread, "stat", stat.data(), stat.size()) == 0) return true;
+    // The name before it may hold anything.
+    const char* behind_name = std::strrchr(stat.data(), ')');
+    unsigned flags = 0;
+    return behind_name != nullptr &&
+           std::sscanf(behind_name, ") %*c %*d %*d %*d %*d %*d %u", &flags) == 1 &&
+           (flags & kExiting) != 0;
+  });
+}
+
+}  // namespace mep
