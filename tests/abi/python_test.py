@@ -135,9 +135,9 @@ class Basics(unittest.TestCase):
             with self.assertRaises(ValueError):
                 comm.allreduce(x, np.ones(4, np.float64))
             with self.assertRaises(ValueError):
-                comm.allreduce(np.ones((4, 4), np.float32)[:, 1])
+                comm.iallreduce(np.ones((4, 4), np.float32)[:, 1])
             with self.assertRaises(TypeError):
-                comm.allreduce(3.0)
+                comm.iallreduce(3.0)
             with self.assertRaises(ValueError):
                 comm.allreduce(b"1234")  # read-only
         self.assertEqual(len({cls.code for cls in mep.Error.__subclasses__()}), 21)

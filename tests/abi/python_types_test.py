@@ -142,9 +142,9 @@ class Texts(unittest.TestCase):
         comm, x, idx = self.comm, np.zeros((2, 8), np.uint16), np.zeros((2, 1), np.int64)
         for value in (np.ones(4).mean(), np.float32(1), np.int64(1), np.bool_(True), 1.0, 1, True, 1j):
             calls = [
-                lambda: comm.allreduce(value), lambda: comm.iallreduce(value), lambda: comm.broadcast(value, 0),
+                lambda: comm.iallreduce(value), lambda: comm.broadcast(value, 0), lambda: comm.ibroadcast(value, 0),
                 lambda: comm.allreduce(value, np.zeros(1)), lambda: comm.allreduce(np.zeros(1), value),
-                lambda: comm.reduce(value), lambda: comm.allgather(value), lambda: comm.gather(value),
+                lambda: comm.ireduce(value), lambda: comm.iallgather(value), lambda: comm.igather(value),
                 lambda: comm.scatter(value), lambda: comm.reduce_scatter(value), lambda: comm.alltoall(value),
                 lambda: comm.allgatherv(value, [1]), lambda: comm.gatherv(value, 0, [1]),
                 lambda: comm.scatterv(value, 0, [1]), lambda: comm.reduce_scatterv(value, [1]),

@@ -1,24 +1,22 @@
 """The collectives of a communicator: what Comm has them from."""
 from __future__ import annotations
 
-import ctypes
-from typing import TYPE_CHECKING, Any, List, Optional, Tuple, TypeVar, Union, cast, overload
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple, TypeVar, Union, cast, overload
 
-from . import _abi
-from ._buffers import Buffer, buffer, dtype_name, in_place, maker, stream_address
-from ._call import (address_argument, bare, check, int32, int32_argument, size_argument,
-                    uint32_argument)
+import numpy
+
+from ._arguments import Blocks, match, operator_argument, receive_buffer, root_argument
+from ._buffers import Buffer, buffer, in_place, maker, stream_address
+from ._call import address_argument, bare, check, size_argument
 from ._collectives import COLLECTIVES
 from ._group import current_group, joins_group
-from ._types import BufferLike, Counts, Given
+from ._habits import HabitCalls, habit_of, only
+from ._types import BufferLike, Counts, Given, Number, Numbers
 from .request import SLICE, OpInfoRecord, Request, running, wait_for
 
 if TYPE_CHECKING:
     from .comm import Comm
 
-OPS = {"sum": _abi.MEP_SUM, "prod": _abi.MEP_PROD, "min": _abi.MEP_MIN, "max": _abi.MEP_MAX,
-       "avg": _abi.MEP_AVG, "and": _abi.MEP_AND, "or": _abi.MEP_OR, "xor": _abi.MEP_XOR}
-_OPERATORS = {key: uint32_argument(number) for name, number in OPS.items() for key in (name, number)}
 _ENQUEUE = {name.removeprefix("mep_"): bare(name) for name in COLLECTIVES if not name.startswith("mep_i")}
 _BEGIN = {name: bare("mep_i" + name) for name in _ENQUEUE}
 NO_STREAM = 0
@@ -26,8 +24,8 @@ _Result = TypeVar("_Result")
 _Prepared = Tuple[Tuple[Any, ...], _Result, Any]  # arguments of C, the result, what must live as long as the operation
 
 
-class CollectiveCalls:
-    """Without `stream` and with `i` before the name: at once, with a request."""
+class CollectiveCalls(HabitCalls):
+    """Without `stream` and with `i` before the name: at once, with a request. `out` is another name of `recv`."""
 
     _argument: Any  # the communicator, for C
     _on_gpu: bool  # all its calls are enqueued
@@ -56,169 +54,263 @@ class CollectiveCalls:
     def broadcast(self, buf: BufferLike, root: int = 0, *, recv: Given, dtype: Any = None,
                   stream: Any = NO_STREAM) -> Given: ...
 
-    def broadcast(self, buf: BufferLike, root: int = 0, recv: Optional[BufferLike] = None, *, dtype: Any = None,
-                  stream: Any = NO_STREAM) -> Any:
-        """recv on every rank = buf of root; without recv, buf is both. Returns the receive buffer."""
-        return self._run("broadcast", self._broadcast(buf, root, recv, dtype), stream)
+    @overload
+    def broadcast(self, buf: BufferLike, root: int = 0, *, out: Given, dtype: Any = None,
+                  stream: Any = NO_STREAM) -> Given: ...
 
-    def ibroadcast(self, buf: BufferLike, root: int = 0, recv: Optional[BufferLike] = None, *,
+    def broadcast(self, buf: BufferLike, root: int = 0, recv: Optional[BufferLike] = None, *, out: Any = None,
+                  dtype: Any = None, stream: Any = NO_STREAM) -> Any:
+        """recv on every rank = buf of root; without recv, buf is both. Returns the receive buffer."""
+        if out is not None:
+            recv = only(recv, out)
+        try:
+            prepared = self._broadcast(buf, root, recv, dtype)
+        except (TypeError, ValueError) as problem:
+            habit = self._habit("broadcast", self._broadcast, (buf, root, recv, dtype), stream, problem)
+        else:
+            return self._run("broadcast", prepared, stream)
+        return habit()
+
+    def ibroadcast(self, buf: BufferLike, root: int = 0, recv: Optional[BufferLike] = None, *, out: Any = None,
                    dtype: Any = None) -> Request:
         """Begins broadcast; the request's wait() gives what broadcast returns."""
+        if out is not None:
+            recv = only(recv, out)
         return self._start(_BEGIN["broadcast"], *self._broadcast(buf, root, recv, dtype))
 
-    def allgather(self, send: Optional[BufferLike], recv: Optional[Given] = None, *, dtype: Any = None,
+    def allgather(self, send: Any, recv: Optional[Given] = None, *, out: Any = None, dtype: Any = None,
                   stream: Any = NO_STREAM) -> Given:
         """recv[r] = send of rank r; recv has size times the items of send. Without recv a new array
         [size, *send.shape] of the kind of send (NumPy, ml_dtypes or PyTorch), as of all calls that make
         one. Blocks of absent ranks stay as they are; in a new array they are zero, in a new tensor on a GPU
-        undefined. send None: this rank's block of recv is the input."""
-        return self._run("allgather", self._allgather(send, recv, dtype), stream)
+        undefined. send None: this rank's block of recv is the input. Objects that are no buffers travel as of bcast, and
+        each rank gets a list, with None of absent ranks."""
+        if out is not None:
+            recv = only(recv, out)
+        result: Given = self._do("allgather", self._allgather, (send, recv, dtype), stream)
+        return result
 
-    def iallgather(self, send: Optional[BufferLike], recv: Optional[BufferLike] = None, *,
+    def iallgather(self, send: Optional[BufferLike], recv: Optional[BufferLike] = None, *, out: Any = None,
                    dtype: Any = None) -> Request:
         """Begins allgather; the request's wait() gives what allgather returns."""
+        if out is not None:
+            recv = only(recv, out)
         return self._start(_BEGIN["allgather"], *self._allgather(send, recv, dtype))
 
     @overload
-    def allreduce(self, send: Given, recv: None = None, op: Union[str, int] = "sum", *, dtype: Any = None,
+    def allreduce(self, send: Given, recv: Optional[str] = None, op: Union[str, int] = "sum", *, dtype: Any = None,
                   stream: Any = NO_STREAM) -> Given: ...
 
     @overload
     def allreduce(self, send: BufferLike, recv: Given, op: Union[str, int] = "sum", *, dtype: Any = None,
                   stream: Any = NO_STREAM) -> Given: ...
 
-    def allreduce(self, send: BufferLike, recv: Optional[BufferLike] = None, op: Union[str, int] = "sum", *,
+    @overload
+    def allreduce(self, send: BufferLike, recv: Optional[str] = None, op: Union[str, int] = "sum", *, out: Given,
+                  dtype: Any = None, stream: Any = NO_STREAM) -> Given: ...
+
+    @overload
+    def allreduce(self, send: Number, recv: Optional[str] = None, op: Union[str, int] = "sum") -> Number: ...
+
+    @overload
+    def allreduce(self, send: Numbers, recv: Optional[str] = None, op: Union[str, int] = "sum") -> numpy.ndarray: ...
+
+    def allreduce(self, send: Any, recv: Any = None, op: Union[str, int] = "sum", *, out: Any = None,
                   dtype: Any = None, stream: Any = NO_STREAM) -> Any:
         """recv = op over the live ranks' send, item by item; without recv in place. op: sum, prod,
-        min, max, avg, and, or, xor. Returns the receive buffer."""
-        return self._run("allreduce", self._allreduce(send, recv, op, dtype), stream)
+        min, max, avg, and, or, xor. Returns the receive buffer. A number gives a number, and a list or tuple of them an
+        array: int64, float64 or complex128, so all ranks give numbers of one kind."""
+        if out is not None:
+            recv = only(recv, out)
+        try:
+            prepared = self._allreduce(send, recv, op, dtype)
+        except (TypeError, ValueError) as problem:
+            habit = self._habit("allreduce", self._allreduce, (send, recv, op, dtype), stream, problem)
+        else:
+            return self._run("allreduce", prepared, stream)
+        return habit()
 
     def iallreduce(self, send: BufferLike, recv: Optional[BufferLike] = None, op: Union[str, int] = "sum", *,
-                   dtype: Any = None) -> Request:
+                   out: Any = None, dtype: Any = None) -> Request:
         """Begins allreduce; the request's wait() gives what allreduce returns."""
+        if out is not None:
+            recv = only(recv, out)
         return self._start(_BEGIN["allreduce"], *self._allreduce(send, recv, op, dtype))
 
-    def reduce(self, send: BufferLike, root: int = 0, recv: Optional[BufferLike] = None, op: Union[str, int] = "sum",
-               *, dtype: Any = None, stream: Any = NO_STREAM) -> Any:
+    def reduce(self, send: Any, root: Union[int, str] = 0, recv: Any = None, op: Union[str, int] = "sum",
+               *, out: Any = None, dtype: Any = None, stream: Any = NO_STREAM) -> Any:
         """recv of root = op over the live ranks' send; without recv in place there. Returns the receive
-        buffer of root, elsewhere None."""
-        return self._run("reduce", self._reduce(send, root, recv, op, dtype), stream)
+        buffer of root, elsewhere None. Numbers, lists and tuples: as of allreduce."""
+        if out is not None:
+            recv = only(recv, out)
+        return self._do("reduce", self._reduce, (send, root, recv, op, dtype), stream)
 
     def ireduce(self, send: BufferLike, root: int = 0, recv: Optional[BufferLike] = None, op: Union[str, int] = "sum",
-                *, dtype: Any = None) -> Request:
+                *, out: Any = None, dtype: Any = None) -> Request:
         """Begins reduce; the request's wait() gives what reduce returns."""
+        if out is not None:
+            recv = only(recv, out)
         return self._start(_BEGIN["reduce"], *self._reduce(send, root, recv, op, dtype))
 
-    def gather(self, send: Optional[BufferLike], root: int = 0, recv: Optional[BufferLike] = None, *,
+    def gather(self, send: Any, root: int = 0, recv: Optional[BufferLike] = None, *, out: Any = None,
                dtype: Any = None, stream: Any = NO_STREAM) -> Any:
         """recv[r] of root = send of rank r; root may leave recv and send away as in allgather. Blocks of absent
-        ranks: as of allgather. Returns the receive buffer of root, elsewhere None."""
-        return self._run("gather", self._gather(send, root, recv, dtype), stream)
+        ranks: as of allgather. Returns the receive buffer of root, elsewhere None. Objects that are no buffers travel as of
+        bcast, and root gets a list."""
+        if out is not None:
+            recv = only(recv, out)
+        return self._do("gather", self._gather, (send, root, recv, dtype), stream)
 
-    def igather(self, send: Optional[BufferLike], root: int = 0, recv: Optional[BufferLike] = None, *,
+    def igather(self, send: Optional[BufferLike], root: int = 0, recv: Optional[BufferLike] = None, *, out: Any = None,
                 dtype: Any = None) -> Request:
         """Begins gather; the request's wait() gives what gather returns."""
+        if out is not None:
+            recv = only(recv, out)
         return self._start(_BEGIN["gather"], *self._gather(send, root, recv, dtype))
 
-    def scatter(self, send: Optional[BufferLike], root: int = 0, recv: Optional[Given] = None, *,
+    def scatter(self, send: Any, root: int = 0, recv: Optional[Given] = None, *, out: Any = None,
                 dtype: Any = None, stream: Any = NO_STREAM) -> Given:
         """recv of rank r = block r of root's send, which has size times the items of recv and may be None
-        elsewhere. Without recv root's block stays in send. Returns the receive buffer."""
-        return self._run("scatter", self._scatter(send, root, recv, dtype), stream)
+        elsewhere. Without recv root's block stays in send. Returns the receive buffer. A list of size objects of root's
+        travels as of bcast, and each rank gets its own; recv is then left out."""
+        if out is not None:
+            recv = only(recv, out)
+        result: Given = self._do("scatter", self._scatter, (send, root, recv, dtype), stream)
+        return result
 
-    def iscatter(self, send: Optional[BufferLike], root: int = 0, recv: Optional[BufferLike] = None, *,
+    def iscatter(self, send: Optional[BufferLike], root: int = 0, recv: Optional[BufferLike] = None, *, out: Any = None,
                  dtype: Any = None) -> Request:
         """Begins scatter; the request's wait() gives what scatter returns."""
+        if out is not None:
+            recv = only(recv, out)
         return self._start(_BEGIN["scatter"], *self._scatter(send, root, recv, dtype))
 
     def reduce_scatter(self, send: BufferLike, recv: Optional[Given] = None, op: Union[str, int] = "sum", *,
-                       dtype: Any = None, stream: Any = NO_STREAM) -> Given:
+                       out: Any = None, dtype: Any = None, stream: Any = NO_STREAM) -> Given:
         """recv of rank r = op over the live ranks' block r of send, which has size times the items of recv.
         Without recv a new array, of the shape of send[r] if send has size rows. recv may be this
         rank's block of send. Returns the receive buffer."""
-        return self._run("reduce_scatter", self._reduce_scatter(send, recv, op, dtype), stream)
+        if out is not None:
+            recv = only(recv, out)
+        result: Given = self._do("reduce_scatter", self._reduce_scatter, (send, recv, op, dtype), stream)
+        return result
 
     def ireduce_scatter(self, send: BufferLike, recv: Optional[BufferLike] = None, op: Union[str, int] = "sum", *,
-                        dtype: Any = None) -> Request:
+                        out: Any = None, dtype: Any = None) -> Request:
         """Begins reduce_scatter; the request's wait() gives what reduce_scatter returns."""
+        if out is not None:
+            recv = only(recv, out)
         return self._start(_BEGIN["reduce_scatter"], *self._reduce_scatter(send, recv, op, dtype))
 
-    def alltoall(self, send: BufferLike, recv: Optional[Given] = None, *, dtype: Any = None,
+    def alltoall(self, send: Any, recv: Optional[Given] = None, *, out: Any = None, dtype: Any = None,
                  stream: Any = NO_STREAM) -> Given:
         """Block s of recv = this rank's block of send of rank s. Both have size blocks; without recv a new
-        array of the shape of send. Blocks of absent ranks: as of allgather. Returns the receive buffer."""
-        return self._run("alltoall", self._alltoall(send, recv, dtype), stream)
+        array of the shape of send. Blocks of absent ranks: as of allgather. Returns the receive buffer. A list of size
+        objects travels as of bcast, and gives a list."""
+        if out is not None:
+            recv = only(recv, out)
+        result: Given = self._do("alltoall", self._alltoall, (send, recv, dtype), stream)
+        return result
 
-    def ialltoall(self, send: BufferLike, recv: Optional[BufferLike] = None, *, dtype: Any = None) -> Request:
+    def ialltoall(self, send: BufferLike, recv: Optional[BufferLike] = None, *, out: Any = None,
+                  dtype: Any = None) -> Request:
         """Begins alltoall; the request's wait() gives what alltoall returns."""
+        if out is not None:
+            recv = only(recv, out)
         return self._start(_BEGIN["alltoall"], *self._alltoall(send, recv, dtype))
 
-    def allgatherv(self, send: Optional[BufferLike], counts: Counts, recv: Optional[Given] = None,
-                   displs: Optional[Counts] = None, *, dtype: Any = None, stream: Any = NO_STREAM) -> Given:
+    def allgatherv(self, send: Optional[BufferLike], counts: Optional[Counts] = None,
+                   recv: Optional[Given] = None, displs: Optional[Counts] = None, *, out: Any = None,
+                   dtype: Any = None, stream: Any = NO_STREAM) -> Given:
         """The counts[r] items of recv from displs[r] on = send of rank r. Without displs the blocks lie one
         behind the other, without recv in a new array. Blocks of absent ranks, and what lies between the blocks of
-        a new array: as of allgather. send None: this rank's block of recv is the input."""
-        return self._run("allgatherv", self._allgatherv(send, counts, recv, displs, dtype), stream)
+        a new array: as of allgather. send None: this rank's block of recv is the input. Without counts the ranks
+        exchange the numbers of their items first."""
+        if out is not None:
+            recv = only(recv, out)
+        result: Given = self._do("allgatherv", self._allgatherv, (send, counts, recv, displs, dtype), stream)
+        return result
 
     def iallgatherv(self, send: Optional[BufferLike], counts: Counts, recv: Optional[BufferLike] = None,
-                    displs: Optional[Counts] = None, *, dtype: Any = None) -> Request:
+                    displs: Optional[Counts] = None, *, out: Any = None, dtype: Any = None) -> Request:
         """Begins allgatherv; the request's wait() gives what allgatherv returns."""
+        if out is not None:
+            recv = only(recv, out)
         return self._start(_BEGIN["allgatherv"], *self._allgatherv(send, counts, recv, displs, dtype))
 
     def gatherv(self, send: Optional[BufferLike], root: int = 0, counts: Optional[Counts] = None,
-                recv: Optional[BufferLike] = None, displs: Optional[Counts] = None, *, dtype: Any = None,
-                stream: Any = NO_STREAM) -> Any:
+                recv: Optional[BufferLike] = None, displs: Optional[Counts] = None, *, out: Any = None,
+                dtype: Any = None, stream: Any = NO_STREAM) -> Any:
         """Like allgatherv for root, which alone gives counts. Returns its receive buffer, elsewhere None."""
-        return self._run("gatherv", self._gatherv(send, root, counts, recv, displs, dtype), stream)
+        if out is not None:
+            recv = only(recv, out)
+        return self._do("gatherv", self._gatherv, (send, root, counts, recv, displs, dtype), stream)
 
     def igatherv(self, send: Optional[BufferLike], root: int = 0, counts: Optional[Counts] = None,
-                 recv: Optional[BufferLike] = None, displs: Optional[Counts] = None, *, dtype: Any = None) -> Request:
+                 recv: Optional[BufferLike] = None, displs: Optional[Counts] = None, *, out: Any = None,
+                 dtype: Any = None) -> Request:
         """Begins gatherv; the request's wait() gives what gatherv returns."""
+        if out is not None:
+            recv = only(recv, out)
         return self._start(_BEGIN["gatherv"],
                            *self._gatherv(send, root, counts, recv, displs, dtype))
 
     def scatterv(self, send: Optional[BufferLike], root: int = 0, counts: Optional[Counts] = None,
-                 recv: Optional[Given] = None, displs: Optional[Counts] = None, *, dtype: Any = None,
+                 recv: Optional[Given] = None, displs: Optional[Counts] = None, *, out: Any = None, dtype: Any = None,
                  stream: Any = NO_STREAM) -> Given:
         """recv of rank r = the counts[r] items of root's send from displs[r] on; root alone gives counts.
         Without recv root's block stays in send. Returns the receive buffer."""
-        return self._run("scatterv", self._scatterv(send, root, counts, recv, displs, dtype), stream)
+        if out is not None:
+            recv = only(recv, out)
+        result: Given = self._do("scatterv", self._scatterv, (send, root, counts, recv, displs, dtype), stream)
+        return result
 
     def iscatterv(self, send: Optional[BufferLike], root: int = 0, counts: Optional[Counts] = None,
-                  recv: Optional[BufferLike] = None, displs: Optional[Counts] = None, *,
+                  recv: Optional[BufferLike] = None, displs: Optional[Counts] = None, *, out: Any = None,
                   dtype: Any = None) -> Request:
         """Begins scatterv; the request's wait() gives what scatterv returns."""
+        if out is not None:
+            recv = only(recv, out)
         return self._start(_BEGIN["scatterv"],
                            *self._scatterv(send, root, counts, recv, displs, dtype))
 
     def reduce_scatterv(self, send: BufferLike, counts: Counts, recv: Optional[Given] = None,
-                        op: Union[str, int] = "sum", displs: Optional[Counts] = None, *, dtype: Any = None,
-                        stream: Any = NO_STREAM) -> Given:
+                        op: Union[str, int] = "sum", displs: Optional[Counts] = None, *, out: Any = None,
+                        dtype: Any = None, stream: Any = NO_STREAM) -> Given:
         """recv of rank r = op over the live ranks' counts[r] items of send from displs[r] on. Without recv a
         new array. recv may be this rank's block of send. Returns the receive buffer."""
-        return self._run("reduce_scatterv",
-                         self._reduce_scatterv(send, counts, recv, op, displs, dtype), stream)
+        if out is not None:
+            recv = only(recv, out)
+        result: Given = self._do("reduce_scatterv", self._reduce_scatterv, (send, counts, recv, op, displs, dtype), stream)
+        return result
 
     def ireduce_scatterv(self, send: BufferLike, counts: Counts, recv: Optional[BufferLike] = None,
-                         op: Union[str, int] = "sum", displs: Optional[Counts] = None, *,
+                         op: Union[str, int] = "sum", displs: Optional[Counts] = None, *, out: Any = None,
                          dtype: Any = None) -> Request:
         """Begins reduce_scatterv; the request's wait() gives what reduce_scatterv returns."""
+        if out is not None:
+            recv = only(recv, out)
         return self._start(_BEGIN["reduce_scatterv"],
                            *self._reduce_scatterv(send, counts, recv, op, displs, dtype))
 
     def alltoallv(self, send: BufferLike, sendcounts: Counts, recvcounts: Counts, recv: Optional[Given] = None,
-                  senddispls: Optional[Counts] = None, recvdispls: Optional[Counts] = None, *, dtype: Any = None,
-                  stream: Any = NO_STREAM) -> Given:
+                  senddispls: Optional[Counts] = None, recvdispls: Optional[Counts] = None, *, out: Any = None,
+                  dtype: Any = None, stream: Any = NO_STREAM) -> Given:
         """The recvcounts[s] items of recv from recvdispls[s] on = this rank's sendcounts[rank] items of send of
         rank s. Without recv a new array. Blocks of absent ranks, and what lies between the blocks of a new
         array: as of allgather. Returns the receive buffer."""
-        return self._run("alltoallv", self._alltoallv(send, sendcounts, recvcounts, recv, senddispls,
+        if out is not None:
+            recv = only(recv, out)
+        result: Given = self._do("alltoallv", self._alltoallv, (send, sendcounts, recvcounts, recv, senddispls,
                                                       recvdispls, dtype), stream)
+        return result
 
     def ialltoallv(self, send: BufferLike, sendcounts: Counts, recvcounts: Counts, recv: Optional[BufferLike] = None,
-                   senddispls: Optional[Counts] = None, recvdispls: Optional[Counts] = None, *,
+                   senddispls: Optional[Counts] = None, recvdispls: Optional[Counts] = None, *, out: Any = None,
                    dtype: Any = None) -> Request:
         """Begins alltoallv; the request's wait() gives what alltoallv returns."""
+        if out is not None:
+            recv = only(recv, out)
         return self._start(_BEGIN["alltoallv"], *self._alltoallv(send, sendcounts, recvcounts, recv,
                                                                 senddispls, recvdispls, dtype))
 
@@ -227,13 +319,13 @@ class CollectiveCalls:
 
     def _broadcast(self, buf: Any, root: int, recv: Any, dtype: Any) -> _Prepared[Any]:
         if recv is None and dtype is None and (found := in_place(buf)) is not None:
-            return (*found, _root(root)), buf, buf
+            return (*found, root_argument(root)), buf, buf
         result = buf if recv is None else recv
         target = buffer(result, dtype, writable=True)
         source = target if recv is None else buffer(buf, dtype)
-        _match(source, target, target.count)
+        match(source, target, target.count)
         arguments = (source.address_argument, target.address_argument, target.count_argument,
-                     target.dtype_argument, _root(root))
+                     target.dtype_argument, root_argument(root))
         return arguments, result, (source, target)
 
     def _allgather(self, send: Any, recv: Optional[Given], dtype: Any) -> _Prepared[Given]:
@@ -249,34 +341,34 @@ class CollectiveCalls:
             target = buffer(recv, source.dtype, writable=True)
         else:
             target = buffer(recv, dtype, writable=True)
-        _match(source, target, source.count * self.size)
+        match(source, target, source.count * self.size)
         arguments = (source.address_argument, target.address_argument, source.count_argument,
                      source.dtype_argument)
         return arguments, recv, (source, target)
 
     def _allreduce(self, send: Any, recv: Any, op: Union[str, int], dtype: Any) -> _Prepared[Any]:
         if recv is None and dtype is None and (found := in_place(send)) is not None:
-            return (*found, _operator(op)), send, send
+            return (*found, operator_argument(op)), send, send
         result = send if recv is None else recv
         target = buffer(result, dtype, writable=True)
         source = target if recv is None else buffer(send, dtype)
-        _match(source, target, source.count)
+        match(source, target, source.count)
         arguments = (source.address_argument, target.address_argument, source.count_argument,
-                     source.dtype_argument, _operator(op))
+                     source.dtype_argument, operator_argument(op))
         return arguments, result, (source, target)
 
     def _reduce(self, send: Any, root: int, recv: Any, op: Union[str, int], dtype: Any) -> _Prepared[Any]:
-        number = _root(root)
+        number = root_argument(root)
         if self.rank == root:
             arguments, result, keep = self._allreduce(send, recv, op, dtype)
             return (*arguments, number), result, keep
         source = buffer(send, dtype)
         arguments = (source.address_argument, None, source.count_argument, source.dtype_argument,
-                     _operator(op), number)
+                     operator_argument(op), number)
         return arguments, None, (source,)
 
     def _gather(self, send: Any, root: int, recv: Any, dtype: Any) -> _Prepared[Any]:
-        number = _root(root)
+        number = root_argument(root)
         if self.rank == root:
             arguments, result, keep = self._allgather(send, recv, dtype)
             return (*arguments, number), result, keep
@@ -285,7 +377,7 @@ class CollectiveCalls:
         return arguments, None, (source,)
 
     def _scatter(self, send: Any, root: int, recv: Optional[Given], dtype: Any) -> _Prepared[Given]:
-        number = _root(root)
+        number = root_argument(root)
         if self.rank != root:
             target = buffer(recv, dtype, writable=True)
             arguments = (None, target.address_argument, target.count_argument, target.dtype_argument, number)
@@ -298,7 +390,7 @@ class CollectiveCalls:
                          source.dtype_argument, number)
             return arguments, send, (source,)
         target = buffer(recv, dtype, writable=True)
-        _match(source, target, count)
+        match(source, target, count)
         arguments = (source.address_argument, target.address_argument, size_argument(count),
                      source.dtype_argument, number)
         return arguments, recv, (source, target)
@@ -313,9 +405,9 @@ class CollectiveCalls:
             target = buffer(recv, source.dtype, writable=True)
         else:
             target = buffer(recv, dtype, writable=True)
-        _match(source, target, count)
+        match(source, target, count)
         arguments = (source.address_argument, target.address_argument, size_argument(count),
-                     source.dtype_argument, _operator(op))
+                     source.dtype_argument, operator_argument(op))
         return arguments, recv, (source, target)
 
     def _alltoall(self, send: Any, recv: Optional[Given], dtype: Any) -> _Prepared[Given]:
@@ -326,13 +418,13 @@ class CollectiveCalls:
             target = buffer(recv, source.dtype, writable=True)
         else:
             target = buffer(recv, dtype, writable=True)
-        _match(source, target, source.count)
+        match(source, target, source.count)
         arguments = (source.address_argument, target.address_argument, size_argument(count),
                      source.dtype_argument)
         return arguments, recv, (source, target)
 
     def _allgatherv(self, send: Any, counts: Any, recv: Optional[Given], displs: Any, dtype: Any) -> _Prepared[Given]:
-        blocks = _Blocks("counts", counts, displs, self.size)
+        blocks = Blocks("counts", counts, displs, self.size)
         if send is None:
             target = buffer(recv, dtype, writable=True)
             blocks.check("recv", target)
@@ -341,7 +433,7 @@ class CollectiveCalls:
                          target.dtype_argument)
             return arguments, cast(Given, recv), (target,)
         source = buffer(send, dtype)
-        recv, target = _target(send, recv, source, blocks.end, dtype)
+        recv, target = receive_buffer(send, recv, source, blocks.end, dtype)
         blocks.check("recv", target)
         if source.count != blocks.counts[self.rank]:
             raise ValueError(f"send has {source.count} items, counts[{self.rank}] is "
@@ -352,7 +444,7 @@ class CollectiveCalls:
 
     def _gatherv(self, send: Any, root: int, counts: Any, recv: Any, displs: Any,
                  dtype: Any) -> _Prepared[Any]:
-        number = _root(root)
+        number = root_argument(root)
         if self.rank != root:
             source = buffer(send, dtype)
             sent = (source.address_argument, None, source.count_argument, None, None, source.dtype_argument,
@@ -364,13 +456,13 @@ class CollectiveCalls:
 
     def _scatterv(self, send: Any, root: int, counts: Any, recv: Optional[Given], displs: Any,
                   dtype: Any) -> _Prepared[Given]:
-        number = _root(root)
+        number = root_argument(root)
         if self.rank != root:
             target = buffer(recv, dtype, writable=True)
             arguments = (None, target.address_argument, target.count_argument, None, None, target.dtype_argument,
                          number)
             return arguments, cast(Given, recv), (target,)
-        blocks = _Blocks("counts", counts, displs, self.size)
+        blocks = Blocks("counts", counts, displs, self.size)
         source = buffer(send, dtype, writable=recv is None)
         blocks.check("send", source)
         count = blocks.counts[self.rank]
@@ -379,27 +471,27 @@ class CollectiveCalls:
             own = source.address + blocks.first(self.rank) * source.itemsize
             return (source.address_argument, address_argument(own), *lengths), send, (source,)
         target = buffer(recv, dtype, writable=True)
-        _match(source, target, count)
+        match(source, target, count)
         return (source.address_argument, target.address_argument, *lengths), recv, (source, target)
 
     def _reduce_scatterv(self, send: Any, counts: Any, recv: Optional[Given], op: Union[str, int], displs: Any,
                          dtype: Any) -> _Prepared[Given]:
-        blocks = _Blocks("counts", counts, displs, self.size)
+        blocks = Blocks("counts", counts, displs, self.size)
         source = buffer(send, dtype)
         blocks.check("send", source)
-        recv, target = _target(send, recv, source, blocks.counts[self.rank], dtype)
-        _match(source, target, blocks.counts[self.rank])
+        recv, target = receive_buffer(send, recv, source, blocks.counts[self.rank], dtype)
+        match(source, target, blocks.counts[self.rank])
         arguments = (source.address_argument, target.address_argument, blocks.counts, blocks.displs,
-                     source.dtype_argument, _operator(op))
+                     source.dtype_argument, operator_argument(op))
         return arguments, recv, (source, target)
 
     def _alltoallv(self, send: Any, sendcounts: Any, recvcounts: Any, recv: Optional[Given], senddispls: Any,
                    recvdispls: Any, dtype: Any) -> _Prepared[Given]:
-        given = _Blocks("sendcounts", sendcounts, senddispls, self.size)
-        gotten = _Blocks("recvcounts", recvcounts, recvdispls, self.size)
+        given = Blocks("sendcounts", sendcounts, senddispls, self.size)
+        gotten = Blocks("recvcounts", recvcounts, recvdispls, self.size)
         source = buffer(send, dtype)
         given.check("send", source)
-        recv, target = _target(send, recv, source, gotten.end, dtype)
+        recv, target = receive_buffer(send, recv, source, gotten.end, dtype)
         gotten.check("recv", target)
         arguments = (source.address_argument, target.address_argument, given.counts, given.displs,
                      gotten.counts, gotten.displs, source.dtype_argument)
@@ -413,6 +505,24 @@ class CollectiveCalls:
         return count
 
     # ---- how they are carried out (Comm) --------------------------------------------------------
+
+    def _do(self, name: str, prepare: Callable[..., _Prepared[_Result]], given: tuple[Any, ...], stream: Any) -> _Result:
+        try:
+            prepared = prepare(*given)
+        except (TypeError, ValueError) as problem:
+            habit = self._habit(name, prepare, given, stream, problem)
+        else:
+            return self._run(name, prepared, stream)
+        return cast(_Result, habit())
+
+    def _habit(self, name: str, prepare: Any, given: tuple[Any, ...], stream: Any, problem: Exception) -> Callable[[], Any]:
+        """Called while `problem` is handled, which goes on where the call stands for no other."""
+        names = prepare.__code__.co_varnames[1:]
+        habit = habit_of(cast("Comm", self), name, prepare, dict(zip(names, given)), stream, problem)
+        if habit is None:
+            del problem  # its traceback has this frame
+            raise
+        return habit
 
     def _run(self, name: str, prepared: _Prepared[_Result], stream: Any) -> _Result:
         """On the stream, or to its end."""
@@ -449,63 +559,3 @@ class CollectiveCalls:
 
     def _start(self, function: Any, arguments: tuple[Any, ...], result: Any, keep: tuple[Any, ...]) -> Request:
         raise NotImplementedError
-
-
-class _Blocks:
-    """Where the blocks of a buffer lie, as C is told: `end` is behind the last of them."""
-
-    def __init__(self, name: str, counts: Any, displs: Any, size: int) -> None:
-        self.counts = _lengths(name, counts, size)
-        self.displs = None if displs is None else _lengths("displs", displs, size)
-        self._name = name
-        self.end = max((self.first(rank) + count for rank, count in enumerate(self.counts) if count),
-                       default=0)
-
-    def first(self, rank: int) -> int:
-        """The item with which the block of `rank` begins."""
-        return sum(self.counts[:rank]) if self.displs is None else self.displs[rank]
-
-    def check(self, name: str, blocks: Buffer) -> None:
-        if blocks.count < self.end:
-            raise ValueError(f"{name} has {blocks.count} items, {self._name} say {self.end}")
-
-
-def _lengths(name: str, values: Any, size: int) -> Any:
-    numbers = [] if values is None else [int(each) for each in values]
-    if len(numbers) != size or any(each < 0 or each >= 2**64 for each in numbers):
-        raise ValueError(f"{name} must be {size} numbers of items, one for each rank")
-    return (ctypes.c_uint64 * size)(*numbers)
-
-
-def _target(send: Any, recv: Optional[Given], source: Buffer, count: int,
-            dtype: Any) -> tuple[Given, Buffer]:
-    """The receive buffer, or a new one of `count` items, zeroed."""
-    if recv is None:
-        recv = cast(Given, maker(send, zeroed=True)((count,), source.dtype))
-        dtype = source.dtype
-    target = buffer(recv, dtype, writable=True)
-    _match(source, target, target.count)
-    return recv, target
-
-
-def _operator(op: Any) -> Any:
-    """Enumerations of others count in their own way, also where their members are integers."""
-    if type(op) is str or type(op) is int:
-        argument = _OPERATORS.get(op)
-        if argument is not None:
-            return argument
-    kind = ValueError if type(op) in (str, int) else TypeError
-    raise kind(f"op is {op!r} of type {type(op).__name__}, it must be one of the words {', '.join(OPS)}")
-
-
-def _root(root: Any) -> Any:
-    return int32_argument(int32("root", root))
-
-
-def _match(source: Buffer, target: Buffer, count: int) -> None:
-    """The counts of C leave no room for two sizes or types."""
-    if target.dtype != source.dtype:
-        raise ValueError(f"the send buffer holds {dtype_name(source.dtype)}, the receive buffer "
-                         f"{dtype_name(target.dtype)}; both must hold the same type")
-    if target.count != count:
-        raise ValueError(f"the receive buffer has {target.count} items, it must have {count}")

@@ -34,6 +34,8 @@ class SupportsDLPack(Protocol):
 
 # An array, a tensor, a memoryview, a bytearray, an array of ctypes. No list: it has no memory that C can use.
 BufferLike = Union[Buffer, SupportsArrayInterface, SupportsCudaArrayInterface, SupportsDLPack]
+Number = TypeVar("Number", int, float, complex)
+Numbers = Union[Sequence[int], Sequence[float], Sequence[complex]]
 # Whole numbers, one for each rank.
 Counts = Union[Sequence[int], BufferLike]
 

@@ -1,0 +1,173 @@
+"""Objects as pickles: what Comm has bcast from, and what other collectives do with objects.
+
+An exchange of objects is two collectives: records of fixed size, then bytes. A rank that cannot take part after all says so
+in its record, so that no other waits for its bytes.
+"""
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, cast
+
+import numpy
+
+from . import _abi
+from ._call import int32
+from ._group import current_group
+from .errors import Error, MismatchError, error
+
+if TYPE_CHECKING:
+    from .comm import Comm
+
+# The mark makes a count that arrays seldom have, and tells a record from zeros: the block of an absent rank.
+_RECORD = numpy.dtype([("size", "<u8"), ("mark", "S6")])
+_MARK = b"pickle"
+_REFUSED = 2**64 - 1  # in place of a size
+
+
+class ObjectCalls:
+    """Calls that return objects."""
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        """Returns root's object on all ranks, an array too; obj of the others is not looked at. broadcast() is the
+        call for arrays of known shape: it copies less.
+
+        Objects travel as pickles, here and in gather, allgather, scatter and alltoall. Loading a pickle runs code that
+        the sender chose: the ranks of a communicator trust each other (docs/design/security.md)."""
+        comm = cast("Comm", self)
+        require_alone(comm, "bcast")
+        at_root = comm.rank == int32("root", root)
+        return _Exchange(comm, "bcast").bcast([obj] if at_root else [], root)
+
+
+def is_object(value: Any) -> bool:
+    """Whether it has no memory that a call could use."""
+    if isinstance(value, (numpy.generic, bool, int, float, complex)):
+        return True
+    for name in ("__array_interface__", "__dlpack__", "__cuda_array_interface__"):
+        if hasattr(type(value), name) or name in getattr(value, "__dict__", ()):
+            return False
+    try:
+        memoryview(value)
+        return False
+    except TypeError:
+        return True
+
+
+def exchange(comm: "Comm", name: str, given: Dict[str, Any], problem: Exception) -> Optional[Callable[[], Any]]:
+    """The exchange of objects that a collective was asked for; None: it was not."""
+    send, root = given["send"], given.get("root", 0)
+    if given["recv"] is not None or given["dtype"] is not None or isinstance(problem, Error):
+        return None
+    calls = _Exchange(comm, name)
+    try:
+        at_root = comm.rank == int32("root", root)
+    except (TypeError, ValueError):
+        return None
+    if name in ("allgather", "gather") and is_object(send):
+        return lambda: calls.gather(send, root if name == "gather" else None)
+    if name == "scatter" and (not at_root or is_object(send)):
+        return lambda: calls.scatter(send if at_root else None, root, problem)
+    if name == "alltoall" and is_object(send):
+        return lambda: calls.alltoall(send, problem)
+    return None
+
+
+def require_alone(comm: "Comm", name: str) -> None:
+    if comm._on_gpu or current_group.group() is not None:
+        raise error(_abi.MEP_ERR_UNSUPPORTED, f"{name} of objects, numbers and prefixes is a call of host communicators, "
+                    "outside mep.group(); give arrays to a collective")
+
+
+class _Exchange:
+    """One exchange of objects."""
+
+    def __init__(self, comm: "Comm", name: str) -> None:
+        self._comm, self._name = comm, name
+        self._problem: Optional[Exception] = None
+
+    def bcast(self, objects: List[Any], root: int) -> Any:
+        parts = self._pickles(objects, len(objects))
+        records = self._records(parts, 1)
+        self._call("broadcast", records.view("i1"), root)
+        size = self._sizes(records, root)[0]
+        data = numpy.array(parts[0]) if objects else numpy.empty(size, numpy.uint8)  # of bytes, which are read-only
+        self._call("broadcast", data, root)
+        return objects[0] if objects else _load(data)
+
+    def gather(self, obj: Any, root: Optional[int]) -> Optional[List[Any]]:
+        parts = self._pickles([obj], 1)
+        records = self._call("allgather", self._records(parts, 1).view("i1"))
+        sizes = self._sizes(records.reshape(-1).view(_RECORD))
+        if root is None:
+            return _split(self._call("allgatherv", parts[0], sizes), sizes)
+        data = self._call("gatherv", parts[0], root, sizes)
+        return None if data is None else _split(data, sizes)
+
+    def scatter(self, objects: Any, root: int, problem: Exception) -> Any:
+        comm = self._comm
+        at_root = comm.rank == root
+        parts = self._pickles(objects, comm.size, problem) if at_root else []
+        records = self._records(parts, comm.size)
+        self._call("broadcast", records.view("i1"), root)
+        sizes = self._sizes(records, root)
+        block = numpy.empty(sizes[comm.rank], numpy.uint8)
+        self._call("scatterv", numpy.concatenate(parts) if at_root else None, root, sizes if at_root else None, block)
+        return _load(block)
+
+    def alltoall(self, objects: Any, problem: Exception) -> List[Any]:
+        comm = self._comm
+        parts = self._pickles(objects, comm.size, problem)
+        records = self._call("alltoall", self._records(parts, comm.size).view("i1"))
+        sizes = self._sizes(records.view(_RECORD))
+        data = self._call("alltoallv", numpy.concatenate(parts), [each.size for each in parts], sizes)
+        return _split(data, sizes)
+
+    def _pickles(self, objects: Any, count: int, problem: Optional[Exception] = None) -> List[numpy.ndarray]:
+        """The objects' bytes; none where they are refused, and the records then tell the others."""
+        if not isinstance(objects, (list, tuple)) or len(objects) != count:
+            kind = ValueError if isinstance(objects, (list, tuple)) else TypeError
+            number = f", not {len(objects)}" if kind is ValueError else ""
+            self._problem = kind(f"{problem}; or give a list of {count} objects{number}, one for each rank")
+            return []
+        try:
+            return [numpy.frombuffer(pickle.dumps(each, 5), numpy.uint8) for each in objects]
+        except Exception as refusal:
+            self._problem = refusal
+            return []
+
+    def _records(self, parts: Sequence[numpy.ndarray], count: int) -> numpy.ndarray:
+        records = numpy.zeros(count, _RECORD)
+        records["mark"] = _MARK
+        records["size"] = [each.size for each in parts] if parts else _REFUSED
+        return records
+
+    def _sizes(self, records: numpy.ndarray, root: Optional[int] = None) -> List[int]:
+        """The sizes of the ranks' bytes; 0: the rank is absent. root: all records are of this rank."""
+        problem, self._problem = self._problem, None
+        if problem is not None:
+            raise problem
+        marks, sizes = records["mark"].tolist(), records["size"].tolist()
+        for rank, (mark, size) in enumerate(zip(marks, sizes)):
+            if size == _REFUSED:
+                raise error(_abi.MEP_ERR_INVALID_ARGUMENT, f"{self._name}: rank {rank if root is None else root} has "
+                            "called it with an object that cannot be sent; its own error says why")
+            if mark != _MARK and (mark or size):
+                raise error(_abi.MEP_ERR_MISMATCH, f"{self._name} of an object met an array of another rank")
+        return cast(List[int], sizes)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._comm, name)(*arguments)
+        except MismatchError as problem:
+            raise error(problem.code, f"{problem.text}; this rank called {self._name} of an object: give either all ranks "
+                        "arrays, or all of them objects", problem.info) from None
+
+
+def _load(data: numpy.ndarray) -> Any:
+    """None: of a rank that is absent."""
+    return pickle.loads(data.data) if data.size and data[0] != 0 else None  # a pickle begins with 0x80
+
+
+def _split(data: numpy.ndarray, sizes: Sequence[int]) -> List[Any]:
+    ends = numpy.cumsum(sizes).tolist()
+    return [_load(data[end - size:end]) for size, end in zip(sizes, ends)]
