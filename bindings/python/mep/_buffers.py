@@ -61,7 +61,8 @@ def dtype_number(dtype: Any) -> int:
     name = getattr(dtype, "name", None) or str(dtype).replace("torch.", "", 1)
     number = NUMBERS.get(name)
     if number is None:
-        raise ValueError(f"{name!r} is no type of MEP; it has {', '.join(NUMBERS)}")
+        parts = f"; array.view('float{int(name[7:]) // 2}') has its parts" if name in ("complex64", "complex128") else ""
+        raise ValueError(f"{name!r} is no type of MEP; it has {', '.join(NUMBERS)}{parts}")
     return number
 
 

@@ -10,7 +10,7 @@ from ._buffers import Buffer, buffer, in_place, maker, stream_address
 from ._call import address_argument, bare, check, size_argument
 from ._collectives import COLLECTIVES
 from ._group import current_group, joins_group
-from ._habits import HabitCalls, habit_of, only
+from ._habits import HabitCalls, habit_of, only, only_with_op
 from ._types import BufferLike, Counts, Given, Number, Numbers
 from .request import SLICE, OpInfoRecord, Request, running, wait_for
 
@@ -121,7 +121,7 @@ class CollectiveCalls(HabitCalls):
         min, max, avg, and, or, xor. Returns the receive buffer. A number gives a number, and a list or tuple of them an
         array: int64, float64 or complex128, so all ranks give numbers of one kind."""
         if out is not None:
-            recv = only(recv, out)
+            recv, op = only_with_op(recv, out, op)
         try:
             prepared = self._allreduce(send, recv, op, dtype)
         except (TypeError, ValueError) as problem:
@@ -134,7 +134,7 @@ class CollectiveCalls(HabitCalls):
                    out: Any = None, dtype: Any = None) -> Request:
         """Begins allreduce; the request's wait() gives what allreduce returns."""
         if out is not None:
-            recv = only(recv, out)
+            recv, op = only_with_op(recv, out, op)
         return self._start(_BEGIN["allreduce"], *self._allreduce(send, recv, op, dtype))
 
     def reduce(self, send: Any, root: Union[int, str] = 0, recv: Any = None, op: Union[str, int] = "sum",
@@ -142,14 +142,14 @@ class CollectiveCalls(HabitCalls):
         """recv of root = op over the live ranks' send; without recv in place there. Returns the receive
         buffer of root, elsewhere None. Numbers, lists and tuples: as of allreduce."""
         if out is not None:
-            recv = only(recv, out)
+            recv, op = only_with_op(recv, out, op)
         return self._do("reduce", self._reduce, (send, root, recv, op, dtype), stream)
 
     def ireduce(self, send: BufferLike, root: int = 0, recv: Optional[BufferLike] = None, op: Union[str, int] = "sum",
                 *, out: Any = None, dtype: Any = None) -> Request:
         """Begins reduce; the request's wait() gives what reduce returns."""
         if out is not None:
-            recv = only(recv, out)
+            recv, op = only_with_op(recv, out, op)
         return self._start(_BEGIN["reduce"], *self._reduce(send, root, recv, op, dtype))
 
     def gather(self, send: Any, root: int = 0, recv: Optional[BufferLike] = None, *, out: Any = None,
@@ -191,7 +191,7 @@ class CollectiveCalls(HabitCalls):
         Without recv a new array, of the shape of send[r] if send has size rows. recv may be this
         rank's block of send. Returns the receive buffer."""
         if out is not None:
-            recv = only(recv, out)
+            recv, op = only_with_op(recv, out, op)
         result: Given = self._do("reduce_scatter", self._reduce_scatter, (send, recv, op, dtype), stream)
         return result
 
@@ -199,7 +199,7 @@ class CollectiveCalls(HabitCalls):
                         out: Any = None, dtype: Any = None) -> Request:
         """Begins reduce_scatter; the request's wait() gives what reduce_scatter returns."""
         if out is not None:
-            recv = only(recv, out)
+            recv, op = only_with_op(recv, out, op)
         return self._start(_BEGIN["reduce_scatter"], *self._reduce_scatter(send, recv, op, dtype))
 
     def alltoall(self, send: Any, recv: Optional[Given] = None, *, out: Any = None, dtype: Any = None,
@@ -280,7 +280,7 @@ class CollectiveCalls(HabitCalls):
         """recv of rank r = op over the live ranks' counts[r] items of send from displs[r] on. Without recv a
         new array. recv may be this rank's block of send. Returns the receive buffer."""
         if out is not None:
-            recv = only(recv, out)
+            recv, op = only_with_op(recv, out, op)
         result: Given = self._do("reduce_scatterv", self._reduce_scatterv, (send, counts, recv, op, displs, dtype), stream)
         return result
 
@@ -289,7 +289,7 @@ class CollectiveCalls(HabitCalls):
                          dtype: Any = None) -> Request:
         """Begins reduce_scatterv; the request's wait() gives what reduce_scatterv returns."""
         if out is not None:
-            recv = only(recv, out)
+            recv, op = only_with_op(recv, out, op)
         return self._start(_BEGIN["reduce_scatterv"],
                            *self._reduce_scatterv(send, counts, recv, op, displs, dtype))
 

@@ -68,9 +68,14 @@ for _name, _other in _OTHER_NAMES.items():
 
 def only(recv: Any, out: Any) -> Any:
     """out is another name of recv."""
-    if recv is not None and not isinstance(recv, str):
+    if recv is not None:
         raise TypeError("recv and out are names of one argument; give one of them")
     return out
+
+
+def only_with_op(recv: Any, out: Any, op: Any) -> Any:
+    """(recv, op); an operator may stand at the place of recv."""
+    return (out, recv) if isinstance(recv, str) and op == "sum" else (only(recv, out), op)
 
 
 def habit_of(comm: "Comm", name: str, prepare: Any, given: Dict[str, Any], stream: Any,
@@ -88,8 +93,9 @@ def habit_of(comm: "Comm", name: str, prepare: Any, given: Dict[str, Any], strea
             return lambda: again(root=recv or 0, op=root, recv=None)
         if isinstance(recv, str) and op == "sum":
             return lambda: again(recv=None, op=recv)
-        if recv is not None and is_object(recv) and not isinstance(recv, _NUMBERS):
-            raise TypeError(f"{problem}; an operator is a word: {', '.join(_WORDS)}") from None
+        no_root = root is not None and not hasattr(root, "__index__")
+        if no_root or (recv is not None and is_object(recv) and not isinstance(recv, _NUMBERS)):
+            raise TypeError(f"{problem}; an operator is one of the words {', '.join(_WORDS)}") from None
     if comm._on_gpu or stream or current_group.group() is not None:
         return None
     if is_object(send):
@@ -132,8 +138,6 @@ def _with_plain_arrays(name: str, prepare: Any, given: Dict[str, Any], again: An
                              "must hold the same type") from None
     # Arrays of floats of the same shapes tell whether the call is in order, and the shape of what it makes.
     shapes = {key: numpy.empty(each.shape, real) for key, each in arrays.items()}
-    for key, each in arrays.items():
-        shapes[key].flags.writeable = each.flags.writeable
     _, result, _ = prepare(**{**given, **shapes})
     if result is not None and not any(result is each for each in shapes.values()):
         arrays["recv"] = numpy.zeros(result.shape, kind)
@@ -174,11 +178,11 @@ def _home(result: Any, used: Dict[str, numpy.ndarray], arrays: Dict[str, numpy.n
 def as_array(value: Any, op: Union[str, int], name: str) -> numpy.ndarray:
     """A number, or a list or tuple of them, as a new array."""
     try:
-        array = numpy.array(value)
+        array = numpy.array(value if is_object(value) else None)
     except ValueError:  # ragged
         array = numpy.empty(0, object)
     if array.dtype.kind not in "biufc" and not (array.dtype.kind == "V" and isinstance(value, numpy.generic)):
-        raise TypeError(f"{name} takes a number of at most 64 bits, a list or tuple of numbers, or a buffer; this "
+        raise TypeError(f"{name} takes a number of at most 64 bits, a list or tuple of numbers, or an array; this "
                         f"{type(value).__name__} is none of them")
     if array.dtype == bool and op not in ("and", "or", "xor", _abi.MEP_AND, _abi.MEP_OR, _abi.MEP_XOR):
         array = array.astype(numpy.int64)
@@ -194,9 +198,8 @@ def as_given(value: Any, array: Optional[numpy.ndarray]) -> Any:
 
 def _prefix(comm: "Comm", name: str, send: Any, recv: Any, op: Any, out: Any) -> Any:
     require_alone(comm, name)
-    if isinstance(recv, str):
-        recv, op = None, recv
-    recv = recv if out is None else only(recv, out)
+    if isinstance(recv, str) or out is not None:
+        recv, op = only_with_op(recv, out, op)
     if not isinstance(op, str) or op not in _PREFIXES:
         raise ValueError(f"op is {op!r}, {name} takes one of the words {', '.join(_PREFIXES)}")
     array = send if isinstance(send, numpy.ndarray) else as_array(send, op, name)

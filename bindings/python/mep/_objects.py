@@ -18,7 +18,7 @@ from .errors import Error, MismatchError, error
 if TYPE_CHECKING:
     from .comm import Comm
 
-# The mark makes a count that arrays seldom have, and tells a record from zeros: the block of an absent rank.
+# The mark makes a count that arrays seldom have.
 _RECORD = numpy.dtype([("size", "<u8"), ("mark", "S6")])
 _MARK = b"pickle"
 _REFUSED = 2**64 - 1  # in place of a size
@@ -35,8 +35,8 @@ class ObjectCalls:
         the sender chose: the ranks of a communicator trust each other (docs/design/security.md)."""
         comm = cast("Comm", self)
         require_alone(comm, "bcast")
-        at_root = comm.rank == int32("root", root)
-        return _Exchange(comm, "bcast").bcast([obj] if at_root else [], root)
+        number = int32("root", root)
+        return _Exchange(comm, "bcast", number).bcast([obj] if comm.rank == number else [], number)
 
 
 def is_object(value: Any) -> bool:
@@ -55,21 +55,22 @@ def is_object(value: Any) -> bool:
 
 def exchange(comm: "Comm", name: str, given: Dict[str, Any], problem: Exception) -> Optional[Callable[[], Any]]:
     """The exchange of objects that a collective was asked for; None: it was not."""
-    send, root = given["send"], given.get("root", 0)
+    send = given["send"]
     if given["recv"] is not None or given["dtype"] is not None or isinstance(problem, Error):
         return None
-    calls = _Exchange(comm, name)
     try:
-        at_root = comm.rank == int32("root", root)
+        root = int32("root", given.get("root", 0))
     except (TypeError, ValueError):
         return None
-    if name in ("allgather", "gather") and is_object(send):
-        return lambda: calls.gather(send, root if name == "gather" else None)
-    if name == "scatter" and (not at_root or is_object(send)):
+    at_root = comm.rank == root
+    if not (is_object(send) or (name == "scatter" and not at_root)):
+        return None
+    calls = _Exchange(comm, name, root)
+    if name == "scatter":
         return lambda: calls.scatter(send if at_root else None, root, problem)
-    if name == "alltoall" and is_object(send):
+    if name == "alltoall":
         return lambda: calls.alltoall(send, problem)
-    return None
+    return lambda: calls.gather(send, root if name == "gather" else None)
 
 
 def require_alone(comm: "Comm", name: str) -> None:
@@ -81,23 +82,24 @@ def require_alone(comm: "Comm", name: str) -> None:
 class _Exchange:
     """One exchange of objects."""
 
-    def __init__(self, comm: "Comm", name: str) -> None:
+    def __init__(self, comm: "Comm", name: str, root: int = 0) -> None:
+        if not 0 <= root < comm.size:
+            raise error(_abi.MEP_ERR_INVALID_ARGUMENT, f"{name}: root is {root}, the communicator has {comm.size} ranks")
         self._comm, self._name = comm, name
         self._problem: Optional[Exception] = None
 
+    # Root takes part in each exchange of records as the others do: it learns of those that called something else.
+
     def bcast(self, objects: List[Any], root: int) -> Any:
         parts = self._pickles(objects, len(objects))
-        records = self._records(parts, 1)
-        self._call("broadcast", records.view("i1"), root)
-        size = self._sizes(records, root)[0]
-        data = numpy.array(parts[0]) if objects else numpy.empty(size, numpy.uint8)  # of bytes, which are read-only
+        sizes = self._exchanged("allgather", parts, 1)
+        data = numpy.array(parts[0]) if objects else numpy.zeros(sizes[root], numpy.uint8)  # bytes are read-only
         self._call("broadcast", data, root)
         return objects[0] if objects else _load(data)
 
     def gather(self, obj: Any, root: Optional[int]) -> Optional[List[Any]]:
         parts = self._pickles([obj], 1)
-        records = self._call("allgather", self._records(parts, 1).view("i1"))
-        sizes = self._sizes(records.reshape(-1).view(_RECORD))
+        sizes = self._exchanged("allgather", parts, 1)
         if root is None:
             return _split(self._call("allgatherv", parts[0], sizes), sizes)
         data = self._call("gatherv", parts[0], root, sizes)
@@ -107,23 +109,20 @@ class _Exchange:
         comm = self._comm
         at_root = comm.rank == root
         parts = self._pickles(objects, comm.size, problem) if at_root else []
-        records = self._records(parts, comm.size)
-        self._call("broadcast", records.view("i1"), root)
-        sizes = self._sizes(records, root)
-        block = numpy.empty(sizes[comm.rank], numpy.uint8)
-        self._call("scatterv", numpy.concatenate(parts) if at_root else None, root, sizes if at_root else None, block)
+        size = self._exchanged("alltoall", parts, comm.size)[root]
+        block = numpy.zeros(size, numpy.uint8)
+        own = [each.size for each in parts]
+        self._call("scatterv", numpy.concatenate(parts) if at_root else None, root, own if at_root else None, block)
         return _load(block)
 
     def alltoall(self, objects: Any, problem: Exception) -> List[Any]:
-        comm = self._comm
-        parts = self._pickles(objects, comm.size, problem)
-        records = self._call("alltoall", self._records(parts, comm.size).view("i1"))
-        sizes = self._sizes(records.view(_RECORD))
+        parts = self._pickles(objects, self._comm.size, problem)
+        sizes = self._exchanged("alltoall", parts, self._comm.size)
         data = self._call("alltoallv", numpy.concatenate(parts), [each.size for each in parts], sizes)
         return _split(data, sizes)
 
     def _pickles(self, objects: Any, count: int, problem: Optional[Exception] = None) -> List[numpy.ndarray]:
-        """The objects' bytes; none where they are refused, and the records then tell the others."""
+        """The objects' bytes; none where they are refused."""
         if not isinstance(objects, (list, tuple)) or len(objects) != count:
             kind = ValueError if isinstance(objects, (list, tuple)) else TypeError
             number = f", not {len(objects)}" if kind is ValueError else ""
@@ -135,25 +134,23 @@ class _Exchange:
             self._problem = refusal
             return []
 
-    def _records(self, parts: Sequence[numpy.ndarray], count: int) -> numpy.ndarray:
+    def _exchanged(self, name: str, parts: Sequence[numpy.ndarray], count: int) -> List[int]:
+        """The sizes of the bytes that come from each rank; 0: none, or the rank is absent."""
         records = numpy.zeros(count, _RECORD)
         records["mark"] = _MARK
-        records["size"] = [each.size for each in parts] if parts else _REFUSED
-        return records
-
-    def _sizes(self, records: numpy.ndarray, root: Optional[int] = None) -> List[int]:
-        """The sizes of the ranks' bytes; 0: the rank is absent. root: all records are of this rank."""
         problem, self._problem = self._problem, None
+        records["size"] = _REFUSED if problem is not None else [each.size for each in parts] or 0
+        records = self._call(name, records.view(numpy.int8)).reshape(-1).view(_RECORD)
         if problem is not None:
             raise problem
-        marks, sizes = records["mark"].tolist(), records["size"].tolist()
-        for rank, (mark, size) in enumerate(zip(marks, sizes)):
+        sizes: List[int] = records["size"].tolist()
+        for rank, (mark, size) in enumerate(zip(records["mark"].tolist(), sizes)):
             if size == _REFUSED:
-                raise error(_abi.MEP_ERR_INVALID_ARGUMENT, f"{self._name}: rank {rank if root is None else root} has "
-                            "called it with an object that cannot be sent; its own error says why")
-            if mark != _MARK and (mark or size):
+                raise error(_abi.MEP_ERR_INVALID_ARGUMENT, f"{self._name}: rank {rank} has called it with an object that "
+                            "cannot be sent; its own error says why")
+            if mark != _MARK and rank in self._comm.last_op().contributors:
                 raise error(_abi.MEP_ERR_MISMATCH, f"{self._name} of an object met an array of another rank")
-        return cast(List[int], sizes)
+        return sizes
 
     def _call(self, name: str, *arguments: Any) -> Any:
         try:

@@ -152,8 +152,12 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
     """A communicator. Made by init, init_all, join, split, dup, grow or attach; closed by close() or `with`.
 
     Buffers are NumPy arrays or anything with __array_interface__, DLPack or the buffer protocol,
-    contiguous and in this machine's byte order; nothing is copied. dtype= names what the items are where the object cannot say it:
-    a uint16 array that holds "bfloat16", a uint8 array that holds "float8_e4m3". Times in seconds.
+    contiguous and in this machine's byte order; these are never copied. dtype= names what the items are where the object cannot
+    say it: a uint16 array that holds "bfloat16", a uint8 array that holds "float8_e4m3". Times in seconds.
+    Blocking collectives of host communicators, outside mep.group(), also take NumPy arrays with strides, which they copy, and
+    complex ones, with the operators sum and avg; numbers and lists of them in allreduce, reduce, scan and exscan; and any
+    object in bcast, gather, allgather, scatter and alltoall. All ranks give the same kind: else all get an error. The operator
+    may stand in the place of recv.
     Leaving a `with` block by an exception aborts: the other ranks then see this rank fail.
 
     With device= at its making (a number, or "by_rank": GPUs are dealt to the ranks) it is a
