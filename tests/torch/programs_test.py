@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,13 @@ import torch
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIMIT_S = 400
+ASKS_FOR_GLOO = """
+import sys
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+print(type(dist.group.WORLD._get_backend(__import__("torch").device("cpu"))).__name__, dist.get_backend(), sys.argv[1:], __name__)
+dist.destroy_process_group()
+"""
 NO_IMPORT = """
 import sys
 import torch, torch.distributed as dist
@@ -52,6 +60,43 @@ class Training(unittest.TestCase):
     def test_two_ranks(self):
         text = train(2)
         self.assertIn("a checkpoint of 2 ranks, loaded on 2 and on 1", text)
+
+
+class OtherNames(unittest.TestCase):
+    def test_program_that_asks_for_gloo(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / "beside.py").write_text("")
+            program = pathlib.Path(folder) / "asks.py"
+            program.write_text("import beside\n" + ASKS_FOR_GLOO)
+            self.assertIn("ProcessGroupGloo gloo ['a', '-b'] __main__", output_of(program, "a", "-b"))
+            wanted = "ProcessGroupMep gloo ['a', '-b'] __main__"
+            self.assertIn(wanted, output_of("-m", "mep.torch", program, "a", "-b"))
+            path = os.pathsep.join([folder, os.environ["PYTHONPATH"]])
+            self.assertIn(wanted, output_of("-m", "mep.torch", "-m", "asks", "a", "-b", PYTHONPATH=path))
+            program.write_text(program.read_text().replace('"gloo"', '"other"'))
+            self.assertIn("ProcessGroupMep other", output_of("-m", "mep.torch", "--as", "other", program))
+
+
+class Package(unittest.TestCase):
+    def test_binding_of_the_package_is_used(self):
+        """Without a compiler and without the cache; one for other sources is left alone."""
+        built = pathlib.Path(output_of("-m", "mep.torch").split()[-1])
+        with tempfile.TemporaryDirectory() as folder:
+            package = pathlib.Path(folder) / "mep_torch"
+            package.mkdir()
+            (package / "__init__.py").write_text("")
+            path = os.pathsep.join([folder, os.environ["PYTHONPATH"]])
+            mine = package / f"{built.parent.name}.so"
+            shutil.copy(built, mine)
+            variables = {"PYTHONPATH": path, "PATH": "", "XDG_CACHE_HOME": folder}
+            self.assertIn(str(mine), output_of("-m", "mep.torch", **variables))
+            self.assertIn("ProcessGroupMep [1.0, 1.0, 1.0]", output_of("-c", "import mep.torch\n" + NO_IMPORT.replace(
+                'assert "mep" not in sys.modules', ""), **variables))
+            mine.rename(package / "0123456789abcdef.so")
+            done = subprocess.run([sys.executable, "-B", "-m", "mep.torch"], capture_output=True, text=True,
+                                  env={**os.environ, **variables}, timeout=LIMIT_S, check=False)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn("it needs a C++20 compiler", done.stderr)
 
 
 class EntryPoint(unittest.TestCase):

@@ -82,6 +82,8 @@ void run_replays(uint32_t flags) {
           COLL_OK(report, buffer.combine(Halves::kBoth));
           buffer.check_combined();
         }
+        // Until a peer has read them, rows of a combine end with the rank that gave them.
+        COLL_OK(report, mep_barrier(comm, nullptr));
         if (rank == kGone) {
           COLL_OK(report, mep_comm_abort(comm));
         } else {

@@ -20,6 +20,7 @@ from reach import reached
 from soak import soak
 from suites import Stages, sanitizer_tests
 from torch_tests import torch_tests
+from torch_wheel import torch_wheel
 from trees import NO_CUDA, ONE_GPU, SHORT_TESTS, build, build_or_stop, cache_value, cuda_of_a_short_run, tree_of
 
 HELP = """\
@@ -67,6 +68,10 @@ HELP = """\
                      boots a guest with two soft-RoCE devices (QEMU) and runs
                      the verbs tests in it, or the command, with this machine's
                      files
+./dev torch-wheel [VERSION...]
+                     a wheel with the binding of mep.torch compiled, for the
+                     three newest versions of PyTorch or those given; each
+                     needs 6 GB in build/torch-wheel
 ./dev torch [--upstream]
                      tests of mep.torch with PyTorch from PyPI, which goes into
                      build/torch; with --upstream also the cases of PyTorch's
@@ -218,6 +223,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "gpu-test": gpu.gpu_test,
     "soak": soak,
     "torch": torch_tests,
+    "torch-wheel": torch_wheel,
     "docs": docs,
     "clean": clean,
     "help": usage,
