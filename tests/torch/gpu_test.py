@@ -333,8 +333,33 @@ def death(dist, rank, world):
     see(tensor, torch.full((50_000,), float(sum(range(world)))), "after the recovery")
 
 
+def configurations(dist, rank, world):
+    """The members change by reconfigure(), also behind an operation that cannot end; each time the GPUs meet anew."""
+    import torch
+    store = dist.FileStore(os.environ["TEST_FOLDER"] + "/handles", -1)
+    store.set(str(rank), dist._get_reconfigure_handle())
+    handles = [store.get(str(each)).decode() for each in range(world)]
+    limit = datetime.timedelta(seconds=120)
+
+    def check(place, size):
+        assert (dist.get_rank(), dist.get_world_size()) == (place, size)
+        tensor = torch.full((70_001,), place + 1.0, device=gpu())
+        dist.all_reduce(tensor)
+        see(tensor, torch.full((70_001,), size * (size + 1) / 2), "sum of", size)
+    dist._reconfigure(rank, [handles[rank]], timeout=limit).wait()
+    check(0, 1)
+    for uuid, members in ((100, handles), (101, handles[::-1]), (102, handles)):
+        dist._reconfigure(uuid, members, timeout=limit).wait()
+        check(members.index(handles[rank]), world)
+    if rank != 0:
+        dist.all_reduce(torch.ones(5, device=gpu()), async_op=True)
+        dist.get_backend_impl(dist.group.WORLD, gpu()).abort()
+    dist._reconfigure(103, handles, timeout=limit).wait()
+    check(rank, world)
+
+
 RANKS = {function.__name__: function
-         for function in (reductions, movements, streams, graphs, training, mixed, death)}
+         for function in (reductions, movements, streams, graphs, training, mixed, death, configurations)}
 
 
 def be_a_rank(name):
@@ -343,7 +368,8 @@ def be_a_rank(name):
     import mep.torch  # noqa: F401, registers the backend
     torch.cuda.set_device(gpu())
     dist.init_process_group("mep", init_method=os.environ.get("TEST_INIT"), rank=int(os.environ["RANK"]),
-                            world_size=int(os.environ["WORLD_SIZE"]), timeout=datetime.timedelta(seconds=120))
+                            world_size=int(os.environ["WORLD_SIZE"]), timeout=datetime.timedelta(seconds=120),
+                            **({"enable_reconfigure": True} if name == "configurations" else {}))
     RANKS[name](dist, dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()
 
@@ -381,6 +407,12 @@ class GpuTest(unittest.TestCase):
 
     def test_mixed(self):
         self.run_ranks("mixed")
+
+    def test_configurations(self):
+        import torch
+        if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 14):
+            self.skipTest("needs PyTorch 2.14")
+        self.run_ranks("configurations")
 
     def test_death(self):
         if ranks() < 2:

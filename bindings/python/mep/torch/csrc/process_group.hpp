@@ -63,7 +63,8 @@ class ProcessGroupMep final : public c10d::Backend {
   bool supportsReconfigure() const override {
     return kind_ == Kind::kReconfigurable;
   }
-  bool isInitialized() override {
+  // No override before PyTorch 2.15.
+  bool isInitialized() {
     return collectives_->handle() != nullptr;
   }
   // The same string for as long as the object lives, and no other's.
