@@ -163,11 +163,11 @@ def rank_buffer_after_recovery():
             buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True)
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        try:
-            dist.barrier()
-        except dist.DistBackendError:
-            mep.torch.recover([1], timeout=60)
+        mep.torch.recover([1], timeout=60)  # with no call before it that raises
         buffer.destroy()
+    tensor = torch.tensor([rank + 1.0])
+    dist.all_reduce(tensor)
+    expect(tensor, torch.tensor([world * (world + 1) / 2]), "the first call after the recovery")
     buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True)
     x, index = torch.full((4, 128), 1.0 + rank, dtype=torch.bfloat16), torch.arange(8).view(4, 2) % (2 * world)
     rows, _, handle, _, _ = buffer.low_latency_dispatch(x, index, 8, 2 * world, use_fp8=False)

@@ -17,6 +17,19 @@ constexpr int kMostRanks = 64;
 
 }  // namespace
 
+void settle(Communicator& comm, std::chrono::milliseconds timeout) {
+  // Bounds the loop: each round but the last is a change of the members.
+  constexpr int kMostChanges = 1024;
+  const std::lock_guard lock(comm.mutex());
+  if (comm.handle() == nullptr) std::rethrow_exception(closed_error("recover ranks"));
+  comm.set_timeout(timeout);
+  mep_result_t result = MEP_ERR_PEER_FAILED;
+  for (int change = 0; is_loss(result) && change < kMostChanges; ++change) {
+    result = mep_barrier(comm.handle(), nullptr);
+  }
+  check(result, "recover ranks");
+}
+
 std::vector<int> ProcessGroupMep::living() const {
   if (collectives_->handle() == nullptr) return {rank_};
   if (is_world()) world_->catch_up();
@@ -66,19 +79,6 @@ std::vector<bool> ProcessGroupMep::peers_are_ready(const std::vector<int>& ranks
   return are_ready;
 }
 
-void ProcessGroupMep::settle() {
-  // Bounds the loop: each round but the last is a change of the members.
-  constexpr int kMostChanges = 1024;
-  const std::lock_guard lock(collectives_->mutex());
-  if (collectives_->handle() == nullptr) std::rethrow_exception(closed_error("recover ranks"));
-  collectives_->set_timeout(options_->timeout);
-  mep_result_t result = MEP_ERR_PEER_FAILED;
-  for (int change = 0; is_loss(result) && change < kMostChanges; ++change) {
-    result = mep_barrier(collectives_->handle(), nullptr);
-  }
-  check(result, "recover ranks");
-}
-
 bool ProcessGroupMep::recover(const std::vector<int>& ranks, std::chrono::milliseconds timeout) {
   TORCH_CHECK(collectives_->handle() != nullptr,
               "mep: recover ranks: this rank has not joined the group; call join_group() first");
@@ -93,7 +93,7 @@ bool ProcessGroupMep::recover(const std::vector<int>& ranks, std::chrono::millis
                   " of the default group, is not there; recover it in the default group first");
     }
   }
-  settle();
+  settle(*collectives_, options_->timeout);
   const std::vector<int> there = living();
   if (active_ != nullptr) active_->show(there);
   return std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return contains(there, rank); });
@@ -109,7 +109,7 @@ void ProcessGroupMep::join() {
                 "mep: join_group: the default group comes first");
     world_->join_group(comms_, options_->timeout);
   }
-  settle();
+  settle(*collectives_, options_->timeout);
   if (active_ != nullptr) active_->show(living());
 }
 

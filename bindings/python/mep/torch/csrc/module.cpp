@@ -83,10 +83,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def(
       "recover",
       [](const std::vector<int32_t>& ranks, std::chrono::milliseconds timeout) {
+        const auto world = world_or_throw();
         int32_t admitted = 0;
-        if (!world_or_throw()->recover(ranks, timeout, &admitted)) {
+        if (!world->recover(ranks, timeout, &admitted)) {
           mep_torch::check(MEP_ERR_TIMEOUT, "recover ranks");
         }
+        mep_torch::settle(*world->comms().collectives, timeout);
         return admitted;
       },
       py::arg("ranks"), py::arg("timeout"), without_gil());

@@ -151,6 +151,10 @@ c10::intrusive_ptr<ProcessGroupMep> ProcessGroupMep::make_world(
     std::string backend_name) {
   auto world = std::make_shared<World>(store, place);
   if (is_default) World::set_current(world);
+  // The others are in recover().
+  if (place.is_replacement && !place.joins_later) {
+    settle(*world->comms().collectives, place.timeout);
+  }
   const Comms comms = world->comms();
   return noted(c10::make_intrusive<ProcessGroupMep>(store, std::move(world), comms, Kind::kWorld,
                                                     place.rank, place.timeout,

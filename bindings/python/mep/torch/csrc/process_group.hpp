@@ -23,6 +23,9 @@
 
 namespace mep_torch {
 
+// Meets all ranks that are there, and leaves behind what there is to tell of losses until then. They all call it.
+void settle(Communicator& comm, std::chrono::milliseconds timeout);
+
 class ProcessGroupMep final : public c10d::Backend {
  public:
   struct Options final : c10d::Backend::Options {
@@ -190,8 +193,6 @@ class ProcessGroupMep final : public c10d::Backend {
   void add_reduce_scatter(at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op,
                           Call* call) const;
   void check_list(const Tensors& tensors, const char* name, const char* what) const;
-  // Meets all ranks of the group, and leaves behind what it has to tell of losses until then.
-  void settle();
   void check_root(int64_t root, const char* name) const;
 
   bool is_world() const {
