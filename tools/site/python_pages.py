@@ -15,7 +15,7 @@ PAGES = {
     "index.md": """# The Python package
 
 Everything of `mep.h` is in Python too. [The C API by task](../c/index.md) says what the calls do; these pages have Python's names and arguments.
-[First program](../../guide/first-program.md#python) shows a program, and [install](../../guide/install.md#python) the package `mep-comm`.
+[First program](../../guide/first-program.md#python) shows a program, and [install](../../guide/install.md#python-pip-install) the package `mep-comm`.
 
 | page | what it has |
 |---|---|
