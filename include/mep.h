@@ -355,6 +355,50 @@ MEP_API mep_result_t mep_comm_async_result(mep_comm_t comm);
 MEP_API mep_result_t mep_comm_set_op_status(mep_comm_t comm, mep_op_status_t* status, size_t bytes);
 
 /* ------------------------------------------------------------------------------------------------
+ * Counters
+ * --------------------------------------------------------------------------------------------- */
+
+/* Counts of this rank on one communicator since it was made; none goes back. Each collective, send, receive, dispatch
+ * and combine of the program counts once, in whichever form: blocking when it begins, nonblocking or in a group when it
+ * is started, on a stream when it is enqueued. The library's own calls (in mep_comm_split, mep_comm_agree,
+ * mep_ep_create) do not count, and neither does a call that finds another thread inside.
+ * Bytes count when the call has ended without an error, of a nonblocking one when its request is freed, and are payload
+ * in the caller's types: no headers, scales, routing or padding. */
+typedef struct mep_comm_stats_t {
+  uint32_t struct_size;
+  uint32_t flags;       /* out: 0 */
+  uint64_t collectives; /* out: calls, like the next four */
+  uint64_t sends;       /* out: mep_sendrecv is one send and one receive */
+  uint64_t receives;    /* out: a receive that is cancelled later counts too */
+  uint64_t dispatches;  /* out: calls that send; one that only receives belongs to one of these */
+  uint64_t combines;    /* out: likewise */
+  uint64_t collective_bytes; /* out: what this rank's sendbuf gives: 0 on ranks that give nothing */
+  uint64_t send_bytes;       /* out */
+  uint64_t receive_bytes;    /* out: of the messages, not of the buffers */
+  uint64_t dispatch_bytes;   /* out: num_tokens * hidden elements of the input type */
+  uint64_t combine_bytes;    /* out: tokens of the dispatch * hidden elements of the combine type */
+  uint64_t partial_results;  /* out: calls that ended with MEP_PARTIAL */
+  uint64_t errors_peer_failed; /* out: calls that ended with MEP_ERR_PEER_FAILED */
+  uint64_t errors_peer_left;   /* out: with MEP_ERR_PEER_LEFT */
+  uint64_t errors_timeout;     /* out: with MEP_ERR_TIMEOUT */
+  uint64_t errors_mismatch;    /* out: with MEP_ERR_MISMATCH */
+  uint64_t errors_other;       /* out: with another error; most refused arguments among them */
+  uint64_t view_changes;       /* out: changes of the comm's epoch that this rank has seen */
+  uint64_t ranks_lost;     /* out: members that went by them; a replaced one is lost and admitted */
+  uint64_t ranks_admitted; /* out: members that came by them */
+} mep_comm_stats_t;
+
+MEP_API void mep_comm_stats_init(void* stats, size_t size);
+static inline void mep_comm_stats_defaults(mep_comm_stats_t* stats) {
+  mep_comm_stats_init(stats, sizeof *stats);
+}
+
+/* Reads the counters of comm. Each is exact; beside calls of other threads they need not belong to one moment. On
+ * a communicator with a GPU errors are those of the calls: mep_comm_async_result tells how operations ended on streams.
+ * Local, any thread, also while another thread is inside a call on comm; does not block. 0.2 */
+MEP_API mep_result_t mep_comm_stats(mep_comm_t comm, mep_comm_stats_t* stats);
+
+/* ------------------------------------------------------------------------------------------------
  * Collectives
  *
  * Every live rank of the comm calls the same ones in the same order with matching count, type,

@@ -45,6 +45,12 @@ module mep_c
       integer(c_size_t), value :: size
     end subroutine mep_op_info_init
 
+    subroutine mep_comm_stats_init(stats, size) bind(C)
+      import :: c_size_t
+      type(*), intent(inout) :: stats
+      integer(c_size_t), value :: size
+    end subroutine mep_comm_stats_init
+
     subroutine mep_message_init(message, size) bind(C)
       import :: c_size_t
       type(*), intent(inout) :: message
@@ -191,6 +197,12 @@ module mep_c
       import :: c_int32_t, mep_comm_t
       type(mep_comm_t), value :: comm
     end function mep_comm_async_result
+
+    integer(c_int32_t) function mep_comm_stats(comm, stats) bind(C)
+      import :: c_int32_t, mep_comm_t, mep_comm_stats_t
+      type(mep_comm_t), value :: comm
+      type(mep_comm_stats_t), intent(inout) :: stats
+    end function mep_comm_stats
 
     integer(c_int32_t) function mep_comm_set_op_status(comm, status, bytes) bind(C)
       import :: c_int32_t, c_ptr, c_size_t, mep_comm_t

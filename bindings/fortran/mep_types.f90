@@ -163,6 +163,30 @@ module mep_types
     integer(c_int32_t) :: reserved = 0
   end type mep_op_info_t
 
+  type, bind(C), public :: mep_comm_stats_t
+    integer(c_int32_t) :: struct_size = 160
+    integer(c_int32_t) :: flags = 0
+    integer(c_int64_t) :: collectives = 0
+    integer(c_int64_t) :: sends = 0
+    integer(c_int64_t) :: receives = 0
+    integer(c_int64_t) :: dispatches = 0
+    integer(c_int64_t) :: combines = 0
+    integer(c_int64_t) :: collective_bytes = 0
+    integer(c_int64_t) :: send_bytes = 0
+    integer(c_int64_t) :: receive_bytes = 0
+    integer(c_int64_t) :: dispatch_bytes = 0
+    integer(c_int64_t) :: combine_bytes = 0
+    integer(c_int64_t) :: partial_results = 0
+    integer(c_int64_t) :: errors_peer_failed = 0
+    integer(c_int64_t) :: errors_peer_left = 0
+    integer(c_int64_t) :: errors_timeout = 0
+    integer(c_int64_t) :: errors_mismatch = 0
+    integer(c_int64_t) :: errors_other = 0
+    integer(c_int64_t) :: view_changes = 0
+    integer(c_int64_t) :: ranks_lost = 0
+    integer(c_int64_t) :: ranks_admitted = 0
+  end type mep_comm_stats_t
+
   ! The header of a record; its bitmap follows.
   type, bind(C), public :: mep_op_status_t
     integer(c_int32_t) :: version = 0

@@ -97,6 +97,7 @@ constexpr Range kRanges[] = {
     {"MEP_IB_TC", 0, 255},
     {"MEP_IB_GID_INDEX", 0, 255},
     {"MEP_IB_TIMEOUT", 8, 22},
+    {"MEP_METRICS_INTERVAL_S", 1, 86400},
     {"MEP_IB_CACHE_MIB", 0, uint64_t{1} << 20},
 };
 
@@ -193,6 +194,13 @@ std::span<const EnvVariable> env_table() {
       // Log and error output.
       {"MEP_LOG", "warn", "error, warn, info or debug"},
       {"MEP_LOG_FILE", "", "file that log lines are appended to; default stderr"},
+      // Counters.
+      {"MEP_METRICS_FILE", "",
+       "file that each rank writes its counters to, in Prometheus' text format; %r is the rank, %p "
+       "the pid, %% a percent sign; %r must be in it if the world has or may have several ranks"},
+      {"MEP_METRICS_INTERVAL_S", "10",
+       "seconds between two writes of MEP_METRICS_FILE, 1 to 86400; mep_comm_destroy of the world "
+       "writes it too"},
   };
   return kTable;
 }

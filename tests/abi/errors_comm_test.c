@@ -380,6 +380,10 @@ static void membership(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_peer_state(comm, 0, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_peer_state(comm, 1, &peer));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_peer_state(comm, -1, &peer));
+  mep_comm_stats_t stats;
+  mep_comm_stats_defaults(&stats);
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_stats(NULL, &stats));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_stats(comm, NULL));
   mep_view_defaults(&view);
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_view(NULL, &view));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_view(comm, NULL));
@@ -489,6 +493,8 @@ static int calls_in_child(void) {
   mep_view_t view;
   mep_op_info_defaults(&info);
   mep_view_defaults(&view);
+  mep_comm_stats_t stats;
+  mep_comm_stats_defaults(&stats);
   const mep_result_t results[] = {
       mep_comm_rank(comm, &number),
       mep_comm_size(comm, &number),
@@ -516,6 +522,7 @@ static int calls_in_child(void) {
       mep_alltoallv(a, b, &word, NULL, &word, NULL, MEP_FLOAT32, comm, NULL),
       mep_ibarrier(comm, &request),
       mep_iallreduce(a, b, 2, MEP_FLOAT32, MEP_SUM, comm, &request),
+      mep_comm_stats(comm, &stats),
       mep_comm_view(comm, &view),
       mep_comm_wait_view(comm, 9, 10),
       mep_send(a, 2, MEP_FLOAT32, 0, 0, comm, NULL),

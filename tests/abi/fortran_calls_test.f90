@@ -8,6 +8,7 @@ program fortran_calls_test
   type(mep_request_t) :: request
   type(mep_op_info_t) :: info
   type(mep_view_t) :: view
+  type(mep_comm_stats_t) :: stats
   type(c_ptr) :: memory
   integer(c_int32_t) :: rank, done
   integer(c_int64_t) :: epoch
@@ -118,6 +119,8 @@ program fortran_calls_test
   call check(text == "self", 33)
 
   call expect(MEP_ERR_INVALID_ARGUMENT, mep_barrier(nobody), 34)
+  call expect(MEP_SUCCESS, mep_comm_stats(comm, stats), 125)
+  call check(stats%collectives > 0 .and. stats%collective_bytes >= 80 .and. stats%errors_timeout == 0, 126)
   call check(len(mep_last_error()) > 0, 35)
   call check(mep_result_string(MEP_ERR_INVALID_ARGUMENT) == "MEP_ERR_INVALID_ARGUMENT", 36)
   call expect(MEP_ERR_INVALID_ARGUMENT, mep_allgather_in_place(table, 6_c_size_t, MEP_FLOAT64, nobody), 37)

@@ -54,6 +54,7 @@ static const struct {
     {"mep_comm_config_init", mep_comm_config_init, sizeof(mep_comm_config_t)},
     {"mep_store_init", mep_store_init, sizeof(mep_store_t)},
     {"mep_op_info_init", mep_op_info_init, sizeof(mep_op_info_t)},
+    {"mep_comm_stats_init", mep_comm_stats_init, sizeof(mep_comm_stats_t)},
     {"mep_message_init", mep_message_init, sizeof(mep_message_t)},
     {"mep_view_init", mep_view_init, sizeof(mep_view_t)},
     {"mep_ep_config_init", mep_ep_config_init, sizeof(mep_ep_config_t)},
@@ -105,6 +106,7 @@ static void defaults_are_inits(void** state) {
   CHECK_DEFAULTS(mep_comm_config_t, mep_comm_config_defaults);
   CHECK_DEFAULTS(mep_store_t, mep_store_defaults);
   CHECK_DEFAULTS(mep_op_info_t, mep_op_info_defaults);
+  CHECK_DEFAULTS(mep_comm_stats_t, mep_comm_stats_defaults);
   CHECK_DEFAULTS(mep_message_t, mep_message_defaults);
   CHECK_DEFAULTS(mep_view_t, mep_view_defaults);
   CHECK_DEFAULTS(mep_ep_config_t, mep_ep_config_defaults);
@@ -278,6 +280,10 @@ static mep_result_t call_iprobe(Fixture* f, void* memory) {
   return result;
 }
 
+static mep_result_t call_stats(Fixture* f, void* memory) {
+  return mep_comm_stats(f->comm, memory);
+}
+
 static mep_result_t call_view(Fixture* f, void* memory) {
   return mep_comm_view(f->comm, memory);
 }
@@ -421,6 +427,8 @@ static const struct {
     {"mep_irecv", call_irecv, mep_message_init, fill_nothing, SIZE_AND_NAME(mep_message_t)},
     {"mep_probe", call_probe, mep_message_init, fill_nothing, SIZE_AND_NAME(mep_message_t)},
     {"mep_iprobe", call_iprobe, mep_message_init, fill_nothing, SIZE_AND_NAME(mep_message_t)},
+    {"mep_comm_stats", call_stats, mep_comm_stats_init, fill_nothing,
+     SIZE_AND_NAME(mep_comm_stats_t)},
     {"mep_comm_view", call_view, mep_view_init, fill_nothing, SIZE_AND_NAME(mep_view_t)},
     {"mep_ep_create", call_ep_create, mep_ep_config_init, fill_ep_config,
      SIZE_AND_NAME(mep_ep_config_t)},

@@ -18,7 +18,7 @@ from ._call import lib as _lib
 from ._group import group
 from ._message_calls import ANY_SOURCE, ANY_TAG, Message
 from ._types import BufferLike
-from .comm import Comm, PeerState, View, init, init_all, join
+from .comm import Comm, CommStats, PeerState, View, init, init_all, join
 from ._device import DeviceArray
 from ._ep_results import EpSize, OpStatus, Received
 from .ep import Ep, Handle
@@ -61,7 +61,7 @@ def preferred_hca(location: str = "cpu") -> str:
 
 
 __all__ = [
-    "ANY_SOURCE", "ANY_TAG", "AbortedError", "BootstrapError", "BufferLike", "BusyError", "CapacityError", "Comm",
+    "ANY_SOURCE", "ANY_TAG", "AbortedError", "BootstrapError", "BufferLike", "BusyError", "CapacityError", "Comm", "CommStats",
     "DeniedError", "DeviceArray", "DeviceError", "Ep", "EpSize", "Error", "EvictedError", "ForkedError",
     "Handle", "InternalError", "InvalidArgumentError", "Message", "MismatchError", "NoMemoryError",
     "NoQuorumError", "NotFoundError", "OpInfo", "OpStatus", "PeerFailedError", "PeerLeftError",

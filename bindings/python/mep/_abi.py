@@ -175,6 +175,32 @@ class mep_op_info_t(Structure):
     ]
 
 
+class mep_comm_stats_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("collectives", c_uint64),
+        ("sends", c_uint64),
+        ("receives", c_uint64),
+        ("dispatches", c_uint64),
+        ("combines", c_uint64),
+        ("collective_bytes", c_uint64),
+        ("send_bytes", c_uint64),
+        ("receive_bytes", c_uint64),
+        ("dispatch_bytes", c_uint64),
+        ("combine_bytes", c_uint64),
+        ("partial_results", c_uint64),
+        ("errors_peer_failed", c_uint64),
+        ("errors_peer_left", c_uint64),
+        ("errors_timeout", c_uint64),
+        ("errors_mismatch", c_uint64),
+        ("errors_other", c_uint64),
+        ("view_changes", c_uint64),
+        ("ranks_lost", c_uint64),
+        ("ranks_admitted", c_uint64),
+    ]
+
+
 class mep_op_status_t(Structure):
     _fields_ = [
         ("version", c_uint32),
@@ -368,6 +394,8 @@ FUNCTIONS = {
     "mep_op_info_init": (None, [c_void_p, c_size_t]),
     "mep_comm_last_op": (mep_result_t, [mep_comm_t, POINTER(mep_op_info_t)]),
     "mep_comm_async_result": (mep_result_t, [mep_comm_t]),
+    "mep_comm_stats_init": (None, [c_void_p, c_size_t]),
+    "mep_comm_stats": (mep_result_t, [mep_comm_t, POINTER(mep_comm_stats_t)]),
     "mep_comm_set_op_status": (mep_result_t, [mep_comm_t, POINTER(mep_op_status_t), c_size_t]),
     **COLLECTIVES,
     "mep_request_wait": (mep_result_t, [POINTER(mep_request_t), c_uint32, POINTER(mep_op_info_t)]),

@@ -49,6 +49,30 @@ class View(NamedTuple):
     states: List[PeerState]
 
 
+class CommStats(NamedTuple):
+    """Counts of this rank on a communicator since it was made, as mep_comm_stats_t of mep.h says."""
+
+    collectives: int
+    sends: int
+    receives: int
+    dispatches: int
+    combines: int
+    collective_bytes: int
+    send_bytes: int
+    receive_bytes: int
+    dispatch_bytes: int
+    combine_bytes: int
+    partial_results: int
+    errors_peer_failed: int
+    errors_peer_left: int
+    errors_timeout: int
+    errors_mismatch: int
+    errors_other: int
+    view_changes: int
+    ranks_lost: int
+    ranks_admitted: int
+
+
 class Config:
     """The keyword arguments of init, init_all and join as a mep_comm_config_t."""
 
@@ -294,6 +318,13 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         record = OpInfoRecord(self.size)
         check(lib.mep_comm_last_op(self._address, record.reference))
         return record.info()
+
+    def stats(self) -> CommStats:
+        """Counts of calls, bytes, errors and changes of the members on this communicator. Local, any thread."""
+        stats = _abi.mep_comm_stats_t()
+        lib.mep_comm_stats_init(ctypes.byref(stats), ctypes.sizeof(stats))
+        check(lib.mep_comm_stats(self._address, ctypes.byref(stats)))
+        return CommStats._make(getattr(stats, name) for name in CommStats._fields)
 
     def async_result(self) -> None:
         """Raises the first failure of stream operations since the last call."""

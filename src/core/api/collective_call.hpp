@@ -9,6 +9,15 @@ namespace mep {
 
 // Ready joiners enter at a barrier on this communicator.
 bool admits_joiners(mep_comm_t comm);
+// Bytes that this rank gives to a call whose arguments are right.
+uint64_t counted_bytes(Collective kind, const CollectiveArgs& args, const Comm& comm);
+inline uint64_t given_bytes(Collective kind, const CollectiveArgs& args, const Comm& comm) {
+  const OperationFacts& facts = facts_of(kind);
+  if (!facts.gives(comm.rank(), static_cast<uint32_t>(args.root))) return 0;
+  if (facts.has_counts) return counted_bytes(kind, args, comm);
+  return args.count * mep_dtype_size(args.dtype) * facts.send_blocks(comm.size());
+}
+
 mep_result_t run_admitting(mep_comm_t comm, mep_stream_t stream);
 
 template <Collective kKind>
@@ -28,7 +37,9 @@ mep_result_t run(const CollectiveArgs& args, mep_comm_t comm, mep_stream_t strea
   return guarded([&]() -> mep_result_t {
     const CallScope scope(comm);
     MEP_TRY(scope.check());
-    return comm->backend->run(kKind, args, stream);
+    CountedCall counted(comm->comm->counters(), CallKind::kCollective);
+    const mep_result_t result = comm->backend->run(kKind, args, stream);
+    return counted.end(result, result == MEP_SUCCESS ? given_bytes(kKind, args, *comm->comm) : 0);
   });
 }
 

@@ -97,6 +97,20 @@ mep_result_t mep_comm_async_result(mep_comm_t comm) {
   return comm->backend->take_any_failure();
 }
 
+void mep_comm_stats_init(void* stats, size_t size) {
+  mep::init_sized_struct(stats, size);
+}
+
+mep_result_t mep_comm_stats(mep_comm_t comm, mep_comm_stats_t* stats) {
+  MEP_TRY(check_comm(comm));
+  if (stats == nullptr) return null_argument("stats");
+  mep_comm_stats_t filled;
+  MEP_TRY(mep::read_sized_struct(stats, "mep_comm_stats_t", &filled));
+  comm->comm->counters().fill(&filled);
+  mep::write_sized_struct(filled, stats);
+  return MEP_SUCCESS;
+}
+
 mep_result_t mep_comm_set_op_status(mep_comm_t comm, mep_op_status_t* status, size_t bytes) {
   MEP_TRY(check_comm(comm));
   return guarded([&]() -> mep_result_t {

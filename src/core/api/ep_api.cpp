@@ -1,4 +1,5 @@
 // Expert parallelism: EP objects, handles, dispatch and combine.
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <optional>
@@ -156,16 +157,29 @@ mep_result_t open_object(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_
   });
 }
 
+// Payload of a call that has sent: the tokens of the handle's dispatch.
+uint64_t bytes_of(CallKind kind, const EpShape& shape, const EpSideHandle& handle) {
+  const uint64_t tokens = std::max(handle.tokens, handle.on_host.routing.tokens);
+  return tokens *
+         (kind == CallKind::kDispatch ? shape.input_row_bytes() : shape.combine_row_bytes());
+}
+
 // Dispatch and combine: all but what differs in their arguments.
 template <typename Call>
-mep_result_t call_on_buffer(mep_ep_handle_t handle, Call&& call) {
+mep_result_t call_on_buffer(mep_ep_handle_t handle, CallKind kind, bool sends, Call&& call) {
   return guarded([&]() -> mep_result_t {
     MEP_TRY(check_handle(handle));
     const BufferScope buffer_scope(handle->ep, handle->state.buffer);
     MEP_TRY(buffer_scope.check());
     const EpCallScope scope(handle->ep);
     MEP_TRY(scope.check());
-    return call(*handle->ep->side, handle->state);
+    EpSide& side = *handle->ep->side;
+    CommCounters& counters = handle->ep->comm->comm->counters();
+    if (sends) counters.begin_shared(kind);
+    const mep_result_t result = call(side, handle->state);
+    const bool has_sent = sends && !is_error(result);
+    counters.end_shared(kind, result, has_sent ? bytes_of(kind, side.shape(), handle->state) : 0);
+    return result;
   });
 }
 
@@ -366,31 +380,35 @@ mep_result_t mep_dispatch_layout(mep_comm_t comm, const void* topk_idx, mep_dtyp
 mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_send_t* send,
                           const mep_dispatch_receive_t* receive, mep_stream_t stream) {
   using namespace mep;
-  return call_on_buffer(handle, [&](EpSide& side, EpSideHandle& state) -> mep_result_t {
-    return with_halves(send, {"mep_dispatch_send_t", MEP_DISPATCH_REPLAY}, receive,
-                       {"mep_dispatch_receive_t", MEP_DISPATCH_ROWS_LATER},
-                       [&](const mep_dispatch_send_t* sent,
-                           const mep_dispatch_receive_t* received) -> mep_result_t {
-                         if (received == nullptr || !is_early(*received)) {
-                           return side.dispatch(state, sent, received, stream);
-                         }
-                         const mep_dispatch_receive_t counts = counts_of(*received);
-                         return side.dispatch(state, sent, &counts, stream);
-                       });
-  });
+  return call_on_buffer(handle, CallKind::kDispatch, send != nullptr,
+                        [&](EpSide& side, EpSideHandle& state) -> mep_result_t {
+                          return with_halves(
+                              send, {"mep_dispatch_send_t", MEP_DISPATCH_REPLAY}, receive,
+                              {"mep_dispatch_receive_t", MEP_DISPATCH_ROWS_LATER},
+                              [&](const mep_dispatch_send_t* sent,
+                                  const mep_dispatch_receive_t* received) -> mep_result_t {
+                                if (received == nullptr || !is_early(*received)) {
+                                  return side.dispatch(state, sent, received, stream);
+                                }
+                                const mep_dispatch_receive_t counts = counts_of(*received);
+                                return side.dispatch(state, sent, &counts, stream);
+                              });
+                        });
 }
 
 mep_result_t mep_combine(mep_ep_handle_t handle, const mep_combine_send_t* send,
                          const mep_combine_receive_t* receive, mep_stream_t stream) {
   using namespace mep;
-  return call_on_buffer(handle, [&](EpSide& side, EpSideHandle& state) -> mep_result_t {
-    return with_halves(
-        send, {"mep_combine_send_t", 0}, receive,
-        {"mep_combine_receive_t", MEP_COMBINE_RENORMALIZE},
-        [&](const mep_combine_send_t* sent, const mep_combine_receive_t* received) -> mep_result_t {
-          return side.combine(state, sent, received, stream);
-        });
-  });
+  return call_on_buffer(handle, CallKind::kCombine, send != nullptr,
+                        [&](EpSide& side, EpSideHandle& state) -> mep_result_t {
+                          return with_halves(
+                              send, {"mep_combine_send_t", 0}, receive,
+                              {"mep_combine_receive_t", MEP_COMBINE_RENORMALIZE},
+                              [&](const mep_combine_send_t* sent,
+                                  const mep_combine_receive_t* received) -> mep_result_t {
+                                return side.combine(state, sent, received, stream);
+                              });
+                        });
 }
 
 mep_result_t mep_ep_last_op(mep_ep_t ep, uint32_t buffer, mep_op_info_t* info) {

@@ -56,6 +56,14 @@ mep_result_t check(mep_comm_t comm, const MessageCall& call) {
   return check_struct(call.message);
 }
 
+CallKind kind_of(bool is_send) {
+  return is_send ? CallKind::kSend : CallKind::kReceive;
+}
+
+uint64_t bytes_of(const MessageOperation& operation) {
+  return operation.is_send ? operation.bytes : operation.message.bytes;
+}
+
 void prepare(const MessageCall& call, MessageOperation* operation) {
   operation->is_send = call.is_send;
   operation->peer = call.peer;
@@ -104,6 +112,8 @@ class MessageRequest final : public mep_request {
   void end_overdue() override { (void)messages().test(&operation_); }
   Deadline deadline() const override { return operation_.deadline; }
   mep_result_t result() const override { return operation_.result; }
+  CallKind call_kind() const override { return kind_of(operation_.is_send); }
+  uint64_t call_bytes() const override { return bytes_of(operation_); }
   const char* text() const override { return operation_.text; }
   void tell() override {
     if (!operation_.is_send) mep::tell(operation_, told_);
@@ -135,10 +145,13 @@ mep_result_t start_message(mep_comm_t comm, const MessageCall& call, mep_request
   return guarded([&]() -> mep_result_t {
     const CallScope scope(comm);
     MEP_TRY(scope.check());
-    MEP_TRY(check(comm, call));
+    CountedCall counted(comm->comm->counters(), kind_of(call.is_send));
+    const mep_result_t checked = check(comm, call);
+    if (checked != MEP_SUCCESS) return counted.end(checked, 0);
     Messages& messages = comm->comm->messages();
     void* const block = messages.request_blocks().take(sizeof(MessageRequest));
     auto* const begun = new (block) MessageRequest(comm, call);
+    counted.leave_to_request();
     begun->begin();
     *request = begun;
     messages.step_own();
@@ -155,14 +168,21 @@ mep_result_t run_messages(mep_comm_t comm, std::span<const MessageCall> calls,
     const CallScope scope(comm);
     MEP_TRY(scope.check());
     MEP_TRY(check_no_stream(stream));
+    CommCounters& counters = comm->comm->counters();
+    for (const MessageCall& call : calls) counters.begin(kind_of(call.is_send));
     MessageOperation operations[2];
     MessageOperation* const pointers[2] = {&operations[0], &operations[1]};
     for (size_t i = 0; i < calls.size(); ++i) {
-      MEP_TRY(check(comm, calls[i]));
+      const mep_result_t checked = check(comm, calls[i]);
+      if (checked != MEP_SUCCESS) {
+        counters.note_result(checked);
+        return checked;
+      }
       prepare(calls[i], &operations[i]);
     }
     comm->comm->messages().run({pointers, calls.size()});
     for (size_t i = 0; i < calls.size(); ++i) {
+      counters.end(kind_of(calls[i].is_send), operations[i].result, bytes_of(operations[i]));
       if (!calls[i].is_send) tell(operations[i], calls[i].message);
     }
     for (size_t i = 0; i < calls.size(); ++i) MEP_TRY(result_of(operations[i]));

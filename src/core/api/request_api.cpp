@@ -10,6 +10,7 @@
 
 #include "base/request_event.hpp"
 #include "base/system_error.hpp"
+#include "core/api/collective_call.hpp"
 #include "core/api/requests.hpp"
 
 mep_request::mep_request(mep_comm_t of) : comm(of) {}
@@ -28,8 +29,12 @@ class CollectiveRequest final : public mep_request {
     state_.deadline = Deadline::after_ms(of->comm->timeout_ms());
   }
   mep_result_t start(Collective kind, const CollectiveArgs& args) {
-    return comm->backend->start(kind, args, &operation_);
+    MEP_TRY(comm->backend->start(kind, args, &operation_));
+    given_bytes_ = given_bytes(kind, args, *comm->comm);
+    return MEP_SUCCESS;
   }
+  CallKind call_kind() const override { return CallKind::kCollective; }
+  uint64_t call_bytes() const override { return given_bytes_; }
   bool look() override { return collectives().look(&operation_); }
   void release() override {
     --comm->users;
@@ -58,6 +63,7 @@ class CollectiveRequest final : public mep_request {
 
   Operation operation_;
   RequestState state_;
+  uint64_t given_bytes_ = 0;
 };
 
 }  // namespace
@@ -70,8 +76,11 @@ mep_result_t start_request(mep_comm_t comm, Collective kind, const CollectiveArg
   return guarded([&]() -> mep_result_t {
     const CallScope scope(comm);
     MEP_TRY(scope.check());
+    CountedCall counted(comm->comm->counters(), CallKind::kCollective);
     auto made = std::make_unique<CollectiveRequest>(comm);
-    MEP_TRY(made->start(kind, args));
+    const mep_result_t started = made->start(kind, args);
+    if (started != MEP_SUCCESS) return counted.end(started, 0);
+    counted.leave_to_request();
     // The comm refers to it: it stays until it has ended.
     mep_request* const begun = made.release();
     ++comm->users;
@@ -114,6 +123,7 @@ mep_result_t finish(mep_request_t* request, mep_op_info_t* info) {
   *request = nullptr;
   owned->tell();
   const mep_result_t result = owned->result();
+  owned->comm->comm->counters().end(owned->call_kind(), result, owned->call_bytes());
   // It may have ended in another call, or on another thread.
   const char* const text = owned->text();
   if (is_error(result) && text != nullptr) set_last_error_text(text);

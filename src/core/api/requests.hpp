@@ -30,6 +30,9 @@ struct mep_request {
 
   [[nodiscard]] virtual mep_result_t describe(mep_op_info_t* info) const = 0;
   virtual void set_event(int event) = 0;
+  // For the comm's counters; the bytes once it has ended without an error.
+  virtual mep::CallKind call_kind() const = 0;
+  virtual uint64_t call_bytes() const = 0;
 
   // True if that is known without a look.
   bool has_ended() const { return done || (message != nullptr && message->has_ended()); }

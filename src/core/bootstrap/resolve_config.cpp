@@ -9,6 +9,7 @@
 
 #include "base/env.hpp"
 #include "base/log.hpp"
+#include "base/metrics_path.hpp"
 #include "base/sized_struct.hpp"
 #include "base/status.hpp"
 #include "core/bootstrap/bootstrap.hpp"
@@ -300,6 +301,17 @@ constexpr size_t kMaxTextBytes = 4096;
   return MEP_SUCCESS;
 }
 
+[[nodiscard]] mep_result_t resolve_metrics(ResolvedConfig* out) {
+  bool is_set = false;
+  MEP_TRY(env_string("MEP_METRICS_FILE", &out->metrics_file, &is_set));
+  std::string unused;
+  MEP_TRY(metrics_path(out->metrics_file, 0, out->max_size == 1, &unused));
+  uint64_t seconds = out->metrics_interval_s;
+  MEP_TRY(env_number("MEP_METRICS_INTERVAL_S", &seconds, &is_set));
+  out->metrics_interval_s = static_cast<uint32_t>(seconds);
+  return MEP_SUCCESS;
+}
+
 // Warns once in a process: a misspelt variable has no effect that anybody could notice.
 void warn_of_unknown_variables() {
   static std::atomic<bool> warned{false};  // relaxed: it publishes nothing
@@ -335,6 +347,7 @@ mep_result_t resolve_config(const mep_comm_config_t* given, ResolvedConfig* out,
   }
   MEP_TRY(resolve_ways(config, &resolved));
   MEP_TRY(resolve_progress(&resolved));
+  MEP_TRY(resolve_metrics(&resolved));
   *out = std::move(resolved);
   return MEP_SUCCESS;
 }

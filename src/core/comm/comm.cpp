@@ -111,6 +111,17 @@ void Comm::prepare() {
   for (ViewParticipant* client : clients_.all()) client->prepare();
 }
 
+void Comm::note_change(const CommView& before, const CommView& after) {
+  uint64_t lost = 0;
+  uint64_t admitted = 0;
+  for (uint32_t each = 0; each < size(); ++each) {
+    if (before.incarnations[each] == after.incarnations[each]) continue;
+    lost += before.is_live(each) ? 1 : 0;
+    admitted += after.is_live(each) ? 1 : 0;
+  }
+  counters_.note_change(lost, admitted);
+}
+
 // The report is there before any channel shows the change: whichever call gives it takes it off the list, and
 // nobody else gives it again.
 void Comm::install(const membership::InstallView& change,
@@ -125,6 +136,7 @@ void Comm::install(const membership::InstallView& change,
   }
   const std::shared_ptr<const CommChange> made =
       make_comm_change(*latest_view(), change, *affected, slots(), name());
+  note_change(*latest_view(), *made->view);
   if (made->is_reported && !clients_.all().empty()) personal_reports_.push(made);
   for (ViewParticipant* client : clients_.all()) client->install(made, change.decision.get());
   MEP_TEST_DELAY_POINT("install clients");
@@ -150,6 +162,11 @@ CommDescription Comm::description() const {
     client->describe_object(&description.objects.emplace_back());
   }
   return description;
+}
+
+CommMetrics Comm::metrics() const {
+  const auto view = latest_view();
+  return {name(), view->epoch, view->live.size(), &counters_};
 }
 
 // The others may take what this rank says next for its end, and wait for nothing that it still writes.

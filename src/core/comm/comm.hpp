@@ -21,6 +21,7 @@
 #include "core/message/messages.hpp"
 #include "core/operation/comm_identity.hpp"
 #include "core/operation/reports.hpp"
+#include "core/world/comm_counters.hpp"
 #include "core/world/progress_thread.hpp"
 #include "core/world/world.hpp"
 #include "mep.h"
@@ -118,6 +119,9 @@ class Comm : public WorldParticipant, public ProgressClient {
   // A change that a collective has ended by was gone over: the next call on this comm reports it.
   void defer_report(Reports::Report report);
 
+  CommCounters& counters() { return counters_; }
+  const CommCounters& counters() const { return counters_; }
+
   // --- What belongs to it ---
   void add_client(ViewParticipant* client) { clients_.add(client); }
   void remove_client(ViewParticipant* client);
@@ -146,6 +150,7 @@ class Comm : public WorldParticipant, public ProgressClient {
   void terminate() override;
   bool quiesced() const override;
   CommDescription description() const override;
+  CommMetrics metrics() const override;
 
   // --- The progress thread (ProgressClient) ---
   bool enter_look() override { return gate_.enter_look(); }
@@ -165,6 +170,7 @@ class Comm : public WorldParticipant, public ProgressClient {
   // In the id of a comm over the whole world.
   static constexpr uint64_t kSpanning = 2;
   void leave_pending();
+  void note_change(const CommView& before, const CommView& after);
   void ring() const { doorbell_ring(world().doorbell()); }
 
   CommIdentity identity_;
@@ -176,6 +182,7 @@ class Comm : public WorldParticipant, public ProgressClient {
   ViewParticipants clients_;
   std::atomic<uint32_t> child_number_{0};
   std::atomic<uint32_t> ep_number_{0};
+  CommCounters counters_;
 };
 
 }  // namespace mep

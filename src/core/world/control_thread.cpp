@@ -28,7 +28,8 @@ ControlThread::ControlThread(const Parts& parts)
       end_(parts.end),
       admissions_(parts.admissions),
       windows_(parts.windows),
-      links_(parts.peers) {}
+      links_(parts.peers),
+      metrics_(parts.config) {}
 
 ControlThread::~ControlThread() {
   stop();
@@ -57,6 +58,7 @@ mep_result_t ControlThread::start(const membership::View* joining, UniqueFd list
         &witness_));
   }
 
+  metrics_.open(peers_.self_slot());
   requests_.open();
   const mep_result_t started = start_library_thread(
       "the control thread", [this] { loop(); }, &thread_);
@@ -133,6 +135,7 @@ void ControlThread::loop() {
       run_out_of_memory();
     }
   }
+  if (metrics_.is_wanted()) metrics_.write(participants_, now_ns());
   requests_.close();
 }
 
@@ -207,6 +210,7 @@ void ControlThread::tick() {
   change_->check_fences();
   drop_broken_links();
   links_.flush();
+  if (metrics_.is_wanted() && metrics_.is_due(now_ns())) metrics_.write(participants_, now_ns());
 }
 
 int ControlThread::wait_ms() const {

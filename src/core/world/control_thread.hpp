@@ -31,6 +31,7 @@
 #include "core/world/dying_peers.hpp"
 #include "core/world/joiners.hpp"
 #include "core/world/leaving.hpp"
+#include "core/world/metrics_file.hpp"
 #include "core/world/view_change.hpp"
 #include "core/world/witness.hpp"
 #include "core/world/world_end.hpp"
@@ -142,6 +143,7 @@ class ControlThread {
   std::optional<Leaving> leaving_;
   std::optional<Closings> closings_;
   std::unique_ptr<Witness> witness_;  // null: the quorum rule needs none
+  MetricsFile metrics_;
   std::thread thread_;
   // Tells the loop to end; what it must not miss it finds by the event of requests.
   std::atomic<bool> stopping_{false};

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/membership/membership.hpp"
+#include "core/world/comm_counters.hpp"
 
 namespace mep {
 
@@ -27,6 +28,14 @@ struct CommDescription {
   uint32_t ep_number = 0;
   // Its EP objects, in their own form (EpObject::describe_object).
   std::vector<std::vector<std::byte>> objects;
+};
+
+// A comm as MEP_METRICS_FILE has it.
+struct CommMetrics {
+  std::string name;
+  uint64_t epoch = 0;
+  uint64_t live = 0;
+  const CommCounters* counters = nullptr;  // the comm's
 };
 
 // A comm's members at one moment, the same for all that make it.
@@ -65,6 +74,7 @@ class WorldParticipant {
   virtual bool quiesced() const = 0;
   // For joiners, see kFrameComms.
   virtual CommDescription description() const = 0;
+  virtual CommMetrics metrics() const = 0;
 };
 
 }  // namespace mep

@@ -1,0 +1,37 @@
+#include "base/metrics_path.hpp"
+
+#include <unistd.h>
+
+#include "base/status.hpp"
+
+namespace mep {
+
+mep_result_t metrics_path(const std::string& pattern, uint32_t rank, bool is_alone,
+                          std::string* path) {
+  bool has_rank = false;
+  path->clear();
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    if (pattern[i] != '%') {
+      *path += pattern[i];
+      continue;
+    }
+    const char kind = ++i < pattern.size() ? pattern[i] : '\0';
+    if (kind == 'r') {
+      has_rank = true;
+      *path += std::to_string(rank);
+    } else if (kind == 'p') {
+      *path += std::to_string(getpid());
+    } else if (kind == '%') {
+      *path += '%';
+    } else {
+      return fail(MEP_ERR_INVALID_ARGUMENT,
+                  "MEP_METRICS_FILE=%.200s has a %% that is not %%r, %%p or %%%%", pattern.c_str());
+    }
+  }
+  if (pattern.empty() || has_rank || is_alone) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT,
+              "MEP_METRICS_FILE=%.200s names one file for all ranks; put %%r, the rank, into it",
+              pattern.c_str());
+}
+
+}  // namespace mep
