@@ -102,6 +102,9 @@ class Basics(unittest.TestCase):
             self.assertEqual((info.result, info.contributors, info.failed), (0, [0], []))
             comm.barrier()
             self.assertEqual(comm.last_op().seq, info.seq + 1)
+            comm.allreduce(array.array("h", [1, 2, 3]))
+            stats = comm.stats()
+            self.assertEqual((stats.collectives, stats.collective_bytes, stats.errors_other), (3, 6, 0))
         self.assertEqual(repr(comm), "<mep.Comm closed>")
         comm.close()
 
