@@ -360,8 +360,8 @@ MEP_API mep_result_t mep_comm_set_op_status(mep_comm_t comm, mep_op_status_t* st
 
 /* Counts of this rank on one communicator since it was made; none goes back. Each collective, send, receive, dispatch
  * and combine of the program counts once, in whichever form: blocking when it begins, nonblocking or in a group when it
- * is started, on a stream when it is enqueued. The library's own calls (in mep_comm_split, mep_comm_agree,
- * mep_ep_create) do not count, and neither does a call that finds another thread inside.
+ * is started, on a stream when it is enqueued, in a graph when it is captured. The library's own calls (in
+ * mep_comm_split, mep_comm_agree, mep_ep_create) do not count, and neither does a call that finds another thread inside.
  * Bytes count when the call has ended without an error, of a nonblocking one when its request is freed, and are payload
  * in the caller's types: no headers, scales, routing or padding. */
 typedef struct mep_comm_stats_t {
