@@ -26,7 +26,7 @@ mep_result_t run_admitting(mep_comm_t comm, mep_stream_t stream) {
   return guarded([&]() -> mep_result_t {
     const CallScope scope(comm);
     MEP_TRY(scope.check());
-    CountedCall counted(comm->comm->counters(), CallKind::kCollective);
+    CountedCall counted(comm->comm->counters(), CallKind::kCollective, "barrier");
     return counted.end(barrier_with_admission(*comm->comm), 0);
   });
 }

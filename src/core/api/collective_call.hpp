@@ -37,7 +37,7 @@ mep_result_t run(const CollectiveArgs& args, mep_comm_t comm, mep_stream_t strea
   return guarded([&]() -> mep_result_t {
     const CallScope scope(comm);
     MEP_TRY(scope.check());
-    CountedCall counted(comm->comm->counters(), CallKind::kCollective);
+    CountedCall counted(comm->comm->counters(), CallKind::kCollective, name_of(kKind));
     const mep_result_t result = comm->backend->run(kKind, args, stream);
     return counted.end(result, result == MEP_SUCCESS ? given_bytes(kKind, args, *comm->comm) : 0);
   });

@@ -175,6 +175,7 @@ mep_result_t call_on_buffer(mep_ep_handle_t handle, CallKind kind, bool sends, C
     MEP_TRY(scope.check());
     EpSide& side = *handle->ep->side;
     CommCounters& counters = handle->ep->comm->comm->counters();
+    const ToolRange range(kind == CallKind::kDispatch ? "dispatch" : "combine");
     if (sends) counters.begin_shared(kind);
     const mep_result_t result = call(side, handle->state);
     const bool has_sent = sends && !is_error(result);

@@ -60,6 +60,11 @@ CallKind kind_of(bool is_send) {
   return is_send ? CallKind::kSend : CallKind::kReceive;
 }
 
+const char* name_of(std::span<const MessageCall> calls) {
+  if (calls.size() == 2) return "sendrecv";
+  return calls[0].is_send ? "send" : "recv";
+}
+
 uint64_t bytes_of(const MessageOperation& operation) {
   return operation.is_send ? operation.bytes : operation.message.bytes;
 }
@@ -145,7 +150,7 @@ mep_result_t start_message(mep_comm_t comm, const MessageCall& call, mep_request
   return guarded([&]() -> mep_result_t {
     const CallScope scope(comm);
     MEP_TRY(scope.check());
-    CountedCall counted(comm->comm->counters(), kind_of(call.is_send));
+    CountedCall counted(comm->comm->counters(), kind_of(call.is_send), name_of({&call, 1}));
     const mep_result_t checked = check(comm, call);
     if (checked != MEP_SUCCESS) return counted.end(checked, 0);
     Messages& messages = comm->comm->messages();
@@ -168,6 +173,7 @@ mep_result_t run_messages(mep_comm_t comm, std::span<const MessageCall> calls,
     const CallScope scope(comm);
     MEP_TRY(scope.check());
     MEP_TRY(check_no_stream(stream));
+    const ToolRange range(name_of(calls));
     CommCounters& counters = comm->comm->counters();
     for (const MessageCall& call : calls) counters.begin(kind_of(call.is_send));
     MessageOperation operations[2];

@@ -76,7 +76,7 @@ mep_result_t start_request(mep_comm_t comm, Collective kind, const CollectiveArg
   return guarded([&]() -> mep_result_t {
     const CallScope scope(comm);
     MEP_TRY(scope.check());
-    CountedCall counted(comm->comm->counters(), CallKind::kCollective);
+    CountedCall counted(comm->comm->counters(), CallKind::kCollective, name_of(kind));
     auto made = std::make_unique<CollectiveRequest>(comm);
     const mep_result_t started = made->start(kind, args);
     if (started != MEP_SUCCESS) return counted.end(started, 0);

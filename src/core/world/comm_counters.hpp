@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/tool_range.hpp"
 #include "mep.h"
 
 namespace mep {
@@ -76,10 +77,11 @@ class CommCounters {
   alignas(64) std::array<std::atomic<uint64_t>, kCounters> values_{};
 };
 
-// One blocking call inside a CallScope. Without end(), as after an exception, it has ended with an error.
+// One call inside a CallScope, counted, and shown to tools by its name. Without end() it has ended by an exception.
 class CountedCall {
  public:
-  CountedCall(CommCounters& counters, CallKind kind) : counters_(counters), kind_(kind) {
+  CountedCall(CommCounters& counters, CallKind kind, const char* name)
+      : counters_(counters), kind_(kind), range_(name) {
     counters_.begin(kind);
   }
   ~CountedCall() {
@@ -98,6 +100,7 @@ class CountedCall {
  private:
   CommCounters& counters_;
   const CallKind kind_;
+  const ToolRange range_;
   bool has_ended_ = false;
 };
 

@@ -9,6 +9,7 @@
 #include "base/fork_hold.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
+#include "base/tool_range.hpp"
 #include "core/bootstrap/hello.hpp"
 #include "core/world/control_thread.hpp"
 #include "core/world/wait_decision.hpp"
@@ -48,6 +49,7 @@ World::World(const ResolvedConfig& config, SelfDescription self, TransportSet tr
 
 mep_result_t World::open(const ResolvedConfig& config, Mesh mesh, TransportSet transports,
                          std::shared_ptr<World>* out, const membership::View* joining) {
+  find_tool();
   std::vector<PeerLink> links = std::move(mesh.peers);
   const std::shared_ptr<World> world(
       new World(config, std::move(mesh.self), std::move(transports)));
