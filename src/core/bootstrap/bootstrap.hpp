@@ -36,9 +36,9 @@ struct ResolvedConfig {
   std::string no_rendezvous;  // why the launcher's variables name none though ranks are elsewhere
   std::vector<std::string> transports;  // preference; empty: all
   std::string secret_file;
-  bool reads_memory = true;            // of other processes of the host, and they of this one
-  bool allow_insecure = false;         // several hosts without a secret
-  std::string metrics_file;            // pattern of a path, see metrics_path(); empty: none
+  bool reads_memory = true;     // of other processes of the host, and they of this one
+  bool allow_insecure = false;  // several hosts without a secret
+  std::string metrics_file;     // pattern of a path, see metrics_path(); empty: none
   uint32_t metrics_interval_s = 10;
   std::string witness;                 // directory, with MEP_QUORUM_WITNESS
   const mep_store_t* store = nullptr;  // valid during start-up only
