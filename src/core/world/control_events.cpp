@@ -24,7 +24,7 @@ bool ControlThread::take_frame(uint32_t slot, Frame& frame) {
     case kFrameRow:
       return take_row(slot, frame);
     case kFrameHeartbeat:
-      dying_->watch(slot);
+      change_->dying().watch(slot);
       membership_->on_heartbeat(slot, peers_[slot].identity.incarnation);
       return true;
     case kFrameCatchUp:

@@ -40,7 +40,6 @@ mep_result_t ControlThread::start(const membership::View* joining, UniqueFd list
   reserve_ = std::make_unique<std::byte[]>(kReserveBytes);
   MEP_TRY(links_.open());
   make_membership(joining);
-  dying_.emplace(config_, peers_, links_);
   joiners_.emplace(peers_, *membership_, links_, participants_, windows_, admissions_, view_);
   change_.emplace(config_, peers_, *membership_, links_, participants_, *joiners_, windows_);
   leaving_.emplace(peers_, *membership_, links_, participants_);
@@ -150,8 +149,8 @@ void ControlThread::round() {
   links_.wait(
       at_once ? 0 : wait_ms(), [this](uint32_t slot) { read_link(slot); },
       [this](uint32_t slot) { process_ended(slot); },
-      [this](uint32_t slot) { dying_->note_thread_end(slot); });
-  dying_->check(*membership_, [this](uint32_t slot) { process_ended(slot); });
+      [this](uint32_t slot) { change_->dying().note_thread_end(slot); });
+  change_->dying().check(*membership_, [this](uint32_t slot) { process_ended(slot); });
   links_.take_unread().each([this](uint32_t slot) { read_link(slot); });
   requests_.run([this] { run_out_of_memory(); });
   tick();
@@ -217,7 +216,7 @@ int ControlThread::wait_ms() const {
   if (reserve_ == nullptr) return kMaxWaitMs;
   // Somebody waits for memory, or for a user's thread of this rank to pass an operation: look again soon.
   if (links_.has_unread() || leaving_->is_asked() || closings_->is_asked() ||
-      joiners_->is_knocked() || change_->is_draining() || dying_->any()) {
+      joiners_->is_knocked() || change_->is_draining() || change_->dying().any()) {
     return 1;
   }
   const int cap_ms = joiners_->wait_ms(kMaxWaitMs);

@@ -28,7 +28,6 @@
 #include "core/world/closings.hpp"
 #include "core/world/control_links.hpp"
 #include "core/world/control_requests.hpp"
-#include "core/world/dying_peers.hpp"
 #include "core/world/joiners.hpp"
 #include "core/world/leaving.hpp"
 #include "core/world/metrics_file.hpp"
@@ -137,7 +136,6 @@ class ControlThread {
   WorldParticipants participants_;
   // From start() on.
   std::unique_ptr<membership::Membership> membership_;
-  std::optional<DyingPeers> dying_;
   std::optional<Joiners> joiners_;
   std::optional<ViewChange> change_;
   std::optional<Leaving> leaving_;

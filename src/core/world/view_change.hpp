@@ -14,6 +14,7 @@
 #include "core/bootstrap/bootstrap.hpp"
 #include "core/membership/membership.hpp"
 #include "core/world/control_links.hpp"
+#include "core/world/dying_peers.hpp"
 #include "core/world/joiners.hpp"
 #include "core/world/view_change_times.hpp"
 #include "core/world/world_participants.hpp"
@@ -33,10 +34,13 @@ class ViewChange {
         links_(links),
         participants_(participants),
         joiners_(joiners),
-        windows_(windows) {}
+        windows_(windows),
+        dying_(config, peers, links) {}
 
   // A sign of a death or a broken link.
   void note_evidence();
+  DyingPeers& dying() { return dying_; }
+  const DyingPeers& dying() const { return dying_; }
   void act(const membership::Freeze& action);
   void act(const membership::CatchUpReceive& action);
   void act(const membership::CatchUpSend& action);
@@ -82,6 +86,7 @@ class ViewChange {
   const WorldParticipants& participants_;
   Joiners& joiners_;
   WorldWindows& windows_;
+  DyingPeers dying_;
 
   // The items that are asked for, and which (comm, channel) have come up to which seq.
   std::vector<membership::CatchUpItem> catch_up_items_;
