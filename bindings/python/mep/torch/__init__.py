@@ -4,7 +4,7 @@
     dist.init_process_group("mep")            # under torchrun, mep_run or any launcher that c10d knows
 
 It serves tensors of the CPU and of CUDA GPUs. The first import builds the binding for the PyTorch that is installed, which takes
-half a minute and a C++ compiler; `python -m mep.torch` does that beforehand.
+one to two minutes and a C++ compiler where the package mep-torch has none for it; `python -m mep.torch` does that beforehand.
 """
 from __future__ import annotations
 

@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""Times how long survivors take to learn that a rank of their host was killed.
+
+    python3 perf/kill_latency.py [--gb 2] [--torch] [--ranks 3] [--kills 50]
+
+Each kill is a job of its own: all ranks repeat an allreduce of 8 bytes, and rank 1, which like the others has filled so
+many GB, is killed. Prints the time from the kill to the error on the last survivor: the median, the 90th percentile and
+the worst. --torch: the memory is a tensor's, and processes have PyTorch's threads.
+"""
+import argparse
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+LIMIT_S = 120
+
+
+def be_a_rank(gb, with_torch, folder):
+    items = int(gb * 2**28)
+    if with_torch:
+        import torch
+        memory = torch.ones(items)
+        memory[:1_000_000].sum()
+    import numpy as np
+    import mep
+    if not with_torch:
+        memory = np.ones(items, np.float32)
+    comm = mep.init()
+    value = np.ones(2, np.float32)
+    comm.allreduce(value)
+    (folder / str(comm.rank)).touch()
+    try:
+        while True:
+            value[:] = 1
+            comm.allreduce(value)
+    except mep.PeerFailedError:
+        print(time.monotonic(), flush=True)
+    os._exit(0 if memory is not None else 1)  # the other survivor may have left
+
+
+def kill_once(options, number):
+    with tempfile.TemporaryDirectory() as folder:
+        variables = {"MEP_JOB": f"kill-{os.getpid()}-{number}", "MEP_SIZE": str(options.ranks), "MEP_LOG": "error"}
+        command = [sys.executable, "-B", __file__, "--rank", folder, "--gb", str(options.gb)] + ["--torch"] * options.torch
+        ranks = [subprocess.Popen(command, env={**os.environ, **variables, "MEP_RANK": str(rank)}, stdout=subprocess.PIPE,
+                                  text=True) for rank in range(options.ranks)]
+        limit = time.monotonic() + LIMIT_S
+        while len(os.listdir(folder)) < options.ranks:
+            if time.monotonic() > limit or any(rank.poll() is not None for rank in ranks):
+                sys.exit("the ranks did not start")
+            time.sleep(0.01)
+        time.sleep(0.4 + 0.037 * (number % 7))  # at different moments of a heartbeat
+        killed = time.monotonic()
+        ranks[1].kill()
+        told = [float(rank.communicate(timeout=LIMIT_S)[0]) for index, rank in enumerate(ranks) if index != 1]
+        ranks[1].communicate()
+        return (max(told) - killed) * 1e3
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--gb", type=float, default=0.0)
+    parser.add_argument("--torch", action="store_true")
+    parser.add_argument("--ranks", type=int, default=3)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--rank", type=pathlib.Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank:
+        be_a_rank(options.gb, options.torch, options.rank)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "bindings/python"), os.environ.get("PYTHONPATH", "")])
+    os.environ.setdefault("MEP_LIBRARY", str(ROOT / "build/release/lib/libmep.so"))
+    times = sorted(kill_once(options, number) for number in range(options.kills))
+    print(f"{options.ranks} ranks of {options.gb:g} GB{' with PyTorch' if options.torch else ''}, {len(times)} kills, load "
+          f"{os.getloadavg()[0]:.1f}: {statistics.median(times):.2f} ms (p50), {times[int(0.9 * len(times))]:.2f} (p90), "
+          f"{times[-1]:.2f} (worst)")
+
+
+if __name__ == "__main__":
+    main()
