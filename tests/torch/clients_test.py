@@ -3,6 +3,7 @@
 a tensor twice in a list, sparse tensors, wrong arguments on one rank, a Buffer after a recovery. 60 s."""
 import datetime
 import os
+import pathlib
 import signal
 import sys
 import unittest
@@ -177,6 +178,37 @@ def rank_buffer_after_recovery():
     dist.destroy_process_group()
 
 
+def rank_loss_between_layers():
+    """With enable_shrink no call raises. Terms of living ranks lack in one layer at most, whose mask shows the loss."""
+    import torch
+    import mep.deep_ep as deep_ep
+    dist, rank, world = begin()
+    buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True)
+    mask = torch.zeros(world, dtype=torch.int32)
+    incomplete = 0
+    for step in range(40):
+        if rank == 1 and step == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+        generator = torch.Generator().manual_seed(100 * step + rank)
+        rows = 1 + step % 5
+        x = torch.randint(1, 9, (rows, 64), generator=generator).bfloat16()
+        index = torch.stack([torch.randperm(4 * world, generator=generator)[:2] for _ in range(rows)])
+        received, _, handle, _, _ = buffer.low_latency_dispatch(x, index, 8, 4 * world, use_fp8=False)
+        sums, _, _ = buffer.low_latency_combine(received, index, torch.ones(rows, 2), handle)
+        buffer.low_latency_query_mask_buffer(mask)
+        terms = (index // 4 != 1).sum(1, keepdim=True) if mask[1] else torch.full((rows, 1), 2)
+        if not torch.equal(sums, x * terms):
+            incomplete += 1
+            present = sums / x
+            assert mask.tolist() == [0, 1, 0] and torch.equal(present, present[:, :1].expand(rows, 64)), (step, present)
+            assert bool(((present[:, :1] >= 0) & (present[:, :1] <= 2)).all()), (step, present)
+    assert incomplete <= 1 and mask.tolist() == [0, 1, 0], (incomplete, mask)
+    folder = pathlib.Path(os.environ["TEST_FOLDER"])
+    (folder / f"done.{rank}").touch()
+    launch.wait_for(folder / f"done.{2 - rank}")  # the end of a rank would be another loss
+    os._exit(0)
+
+
 class Clients(unittest.TestCase):
     def test_callbacks_that_wait(self):
         launch.run(__file__, "waiting_callbacks", 2)
@@ -195,6 +227,9 @@ class Clients(unittest.TestCase):
 
     def test_arguments_wrong_on_one_rank(self):
         launch.run(__file__, "wrong_arguments", 3)
+
+    def test_loss_between_layers(self):
+        launch.run(__file__, "loss_between_layers", 3, expected=[0, -signal.SIGKILL, 0])
 
     def test_tensor_twice_in_a_list(self):
         launch.run(__file__, "tensor_twice", 3)

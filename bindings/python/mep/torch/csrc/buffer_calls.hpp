@@ -80,6 +80,7 @@ class BufferCalls {
   // comm: a mep.Comm. streams: null on hosts. tells_failures: calls raise what an operation before has met on the GPU.
   BufferCalls(py::object comm, std::shared_ptr<BufferStreams> streams, bool tells_failures);
 
+  bool tells_failures() const { return tells_failures_; }
   bool is_on_gpu() const { return streams_ != nullptr; }
   at::Device device() const { return is_on_gpu() ? streams_->device() : at::Device(at::kCPU); }
   // Memory of the library, which keeps the owner.

@@ -56,6 +56,12 @@ py::object hook_of(std::function<void()> receive) {
   return py::cast(Hook(std::move(receive)));
 }
 
+bool is_loss_error(const py::object& error) {
+  const auto errors = py::module_::import("mep.errors");
+  return py::isinstance(error, errors.attr("PeerFailedError")) ||
+         py::isinstance(error, errors.attr("PeerLeftError"));
+}
+
 }  // namespace
 
 // --- The lanes -------------------------------------------------------------------------------------------------
@@ -255,7 +261,14 @@ CallEnd LowLatencyLanes::call_once(size_t lane, const LibraryCall& call, bool on
 
 Failure LowLatencyLanes::run(const py::object& owner, size_t lane, const LibraryCall& call,
                              bool on_own) {
-  return BufferCalls::run(owner, ep_, lane, [&] { return call_once(lane, call, on_own); });
+  Failure failure =
+      BufferCalls::run(owner, ep_, lane, [&] { return call_once(lane, call, on_own); });
+  // The call met the loss: what has not come counts as no rows, and as terms that are left out. It cannot be made again,
+  // since on another rank it may have succeeded.
+  if (!tells_failures() && failure.has_begun && is_loss_error(failure.exception)) {
+    failure.exception = py::none();
+  }
+  return failure;
 }
 
 // Rows of zeros by the routing of a dispatch that was combined, so that it can be combined again.
