@@ -135,73 +135,77 @@ std::vector<std::string> unknown_variables() {
   return texts;
 }
 
+namespace {
+
 // One line or two a variable, so that additions do not collide.
+constexpr EnvVariable kTable[] = {
+    // This process's place in the job.
+    {"MEP_RANK", "", "rank of this process in the world"},
+    {"MEP_SIZE", "", "number of ranks of the world"},
+    {"MEP_LOCAL_RANK", "", "index of this process among the ranks of its host"},
+    {"MEP_JOB", "", "name that the ranks of one job share and no other job on the host has"},
+    {"MEP_JOIN", "",
+     "mep_run sets it to 1 in a replacement, for the program, which calls mep_comm_join then; "
+     "the "
+     "library does not read it"},
+    {"MEP_LAUNCH_FD", "",
+     "set by mep_run: a descriptor by which a start learns which ranks have ended"},
+    // How ranks find and trust each other.
+    {"MEP_RENDEZVOUS", "", "where ranks meet: a list of addresses, or a directory"},
+    {"MEP_WITNESS", "",
+     "directory that all hosts share, for even splits (MEP_QUORUM_WITNESS); else "
+     "MEP_RENDEZVOUS's"},
+    {"MEP_SECRET_FILE", "", "file with the job's secret, readable by its owner only"},
+    {"MEP_ALLOW_INSECURE", "0", "1 lets a job over several hosts start without a secret"},
+    // Time limits.
+    {"MEP_INIT_TIMEOUT_MS", "60000", "limit of the start-up, milliseconds"},
+    {"MEP_TIMEOUT_MS", "30000", "limit of one operation, milliseconds"},
+    {"MEP_HEARTBEAT_MS", "100", "interval of the sign of life, milliseconds"},
+    {"MEP_SUSPECT_MS", "5000", "silence after which a member is suspected, milliseconds"},
+    {"MEP_SPIN_US", "",
+     "microseconds that a wait spins before it gives its core away or sleeps; default by the "
+     "load"},
+    {"MEP_PROGRESS_THREAD", "0",
+     "1 starts a thread that carries nonblocking operations on (MEP_COMM_PROGRESS_THREAD)"},
+    // Which ways are used.
+    {"MEP_TRANSPORTS", "", "transports to use, comma list in order of preference; default all"},
+    {"MEP_HCA", "",
+     "HCAs to use, e.g. mlx5_*:1,^mlx5_2: globs with an optional port, ^ excludes; default all"},
+    {"MEP_NET_IF", "", "glob of network interfaces to use between hosts, e.g. eth*; default all"},
+    {"MEP_IB_SL", "0", "InfiniBand service level of MEP's connections, 0 to 15"},
+    {"MEP_IB_TC", "0", "traffic class (RoCE: DSCP * 4 + ECN bits) of MEP's connections, 0 to 255"},
+    {"MEP_IB_GID_INDEX", "", "index of the GID to use; default: RoCE v2, of an IPv4 address"},
+    {"MEP_IB_TIMEOUT", "16", "8 to 22: a packet is repeated after 4.096 us * 2^N, six times"},
+    {"MEP_IB_CACHE_MIB", "0",
+     "MiB of callers' memory kept registered with HCAs; 0: puts from it are copied"},
+    {"MEP_AUTHENTICATE", "0", "1 makes tcp authenticate its data between ranks of one host too"},
+    {"MEP_ENCRYPT", "0", "1 makes tcp encrypt its data"},
+    {"MEP_MAP", "1", "0 forbids mapped peer memory: put and signal only"},
+    {"MEP_ONE_COPY", "1",
+     "0: ranks of the host do not read this one's memory: large data is copied twice"},
+    {"MEP_CUDA_REACH", "auto",
+     "host: no GPU maps another's memory, windows lie in pinned memory of the host; queues: "
+     "GPUs post to queues"},
+    {"MEP_SIMD", "", "portable, avx2 or avx512: at most this instruction set; default the CPU's"},
+    // For tests.
+    {"MEP_TEST_HOST", "", "ranks with different names here take each other to be on other hosts"},
+    {"MEP_FAILPOINT", "",
+     "NAME[:NTH]=kill or =stop: what the process does to itself at that point"},
+    // Log and error output.
+    {"MEP_LOG", "warn", "error, warn, info or debug"},
+    {"MEP_LOG_FILE", "", "file that log lines are appended to; default stderr"},
+    // Counters.
+    {"MEP_METRICS_FILE", "",
+     "file that each rank writes its counters to, in Prometheus' text format; %r is the rank, %p "
+     "the pid, %% a percent sign; %r must be in it if the world has or may have several ranks"},
+    {"MEP_METRICS_INTERVAL_S", "10",
+     "seconds between two writes of MEP_METRICS_FILE, 1 to 86400; mep_comm_destroy of the world "
+     "writes it too"},
+};
+
+}  // namespace
+
 std::span<const EnvVariable> env_table() {
-  static constexpr EnvVariable kTable[] = {
-      // This process's place in the job.
-      {"MEP_RANK", "", "rank of this process in the world"},
-      {"MEP_SIZE", "", "number of ranks of the world"},
-      {"MEP_LOCAL_RANK", "", "index of this process among the ranks of its host"},
-      {"MEP_JOB", "", "name that the ranks of one job share and no other job on the host has"},
-      {"MEP_JOIN", "",
-       "mep_run sets it to 1 in a replacement, for the program, which calls mep_comm_join then; "
-       "the "
-       "library does not read it"},
-      {"MEP_LAUNCH_FD", "",
-       "set by mep_run: a descriptor by which a start learns which ranks have ended"},
-      // How ranks find and trust each other.
-      {"MEP_RENDEZVOUS", "", "where ranks meet: a list of addresses, or a directory"},
-      {"MEP_WITNESS", "",
-       "directory that all hosts share, for even splits (MEP_QUORUM_WITNESS); else "
-       "MEP_RENDEZVOUS's"},
-      {"MEP_SECRET_FILE", "", "file with the job's secret, readable by its owner only"},
-      {"MEP_ALLOW_INSECURE", "0", "1 lets a job over several hosts start without a secret"},
-      // Time limits.
-      {"MEP_INIT_TIMEOUT_MS", "60000", "limit of the start-up, milliseconds"},
-      {"MEP_TIMEOUT_MS", "30000", "limit of one operation, milliseconds"},
-      {"MEP_HEARTBEAT_MS", "100", "interval of the sign of life, milliseconds"},
-      {"MEP_SUSPECT_MS", "5000", "silence after which a member is suspected, milliseconds"},
-      {"MEP_SPIN_US", "",
-       "microseconds that a wait spins before it gives its core away or sleeps; default by the "
-       "load"},
-      {"MEP_PROGRESS_THREAD", "0",
-       "1 starts a thread that carries nonblocking operations on (MEP_COMM_PROGRESS_THREAD)"},
-      // Which ways are used.
-      {"MEP_TRANSPORTS", "", "transports to use, comma list in order of preference; default all"},
-      {"MEP_HCA", "",
-       "HCAs to use, e.g. mlx5_*:1,^mlx5_2: globs with an optional port, ^ excludes; default all"},
-      {"MEP_NET_IF", "", "glob of network interfaces to use between hosts, e.g. eth*; default all"},
-      {"MEP_IB_SL", "0", "InfiniBand service level of MEP's connections, 0 to 15"},
-      {"MEP_IB_TC", "0",
-       "traffic class (RoCE: DSCP * 4 + ECN bits) of MEP's connections, 0 to 255"},
-      {"MEP_IB_GID_INDEX", "", "index of the GID to use; default: RoCE v2, of an IPv4 address"},
-      {"MEP_IB_TIMEOUT", "16", "8 to 22: a packet is repeated after 4.096 us * 2^N, six times"},
-      {"MEP_IB_CACHE_MIB", "0",
-       "MiB of callers' memory kept registered with HCAs; 0: puts from it are copied"},
-      {"MEP_AUTHENTICATE", "0", "1 makes tcp authenticate its data between ranks of one host too"},
-      {"MEP_ENCRYPT", "0", "1 makes tcp encrypt its data"},
-      {"MEP_MAP", "1", "0 forbids mapped peer memory: put and signal only"},
-      {"MEP_ONE_COPY", "1",
-       "0: ranks of the host do not read this one's memory: large data is copied twice"},
-      {"MEP_CUDA_REACH", "auto",
-       "host: no GPU maps another's memory, windows lie in pinned memory of the host; queues: "
-       "GPUs post to queues"},
-      {"MEP_SIMD", "", "portable, avx2 or avx512: at most this instruction set; default the CPU's"},
-      // For tests.
-      {"MEP_TEST_HOST", "", "ranks with different names here take each other to be on other hosts"},
-      {"MEP_FAILPOINT", "",
-       "NAME[:NTH]=kill or =stop: what the process does to itself at that point"},
-      // Log and error output.
-      {"MEP_LOG", "warn", "error, warn, info or debug"},
-      {"MEP_LOG_FILE", "", "file that log lines are appended to; default stderr"},
-      // Counters.
-      {"MEP_METRICS_FILE", "",
-       "file that each rank writes its counters to, in Prometheus' text format; %r is the rank, %p "
-       "the pid, %% a percent sign; %r must be in it if the world has or may have several ranks"},
-      {"MEP_METRICS_INTERVAL_S", "10",
-       "seconds between two writes of MEP_METRICS_FILE, 1 to 86400; mep_comm_destroy of the world "
-       "writes it too"},
-  };
   return kTable;
 }
 

@@ -37,6 +37,7 @@ bool each_thread(pid_t process, FunctionRef<bool(const char*)> see) {
   std::snprintf(path.data(), path.size(), "/proc/%d/task", static_cast<int>(process));
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir(path.data()), closedir);
   if (folder == nullptr) return false;
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): the stream is this call's own
   while (const dirent* entry = readdir(folder.get())) {
     if (entry->d_name[0] != '.' && !see(entry->d_name)) return false;
   }
