@@ -33,7 +33,7 @@ def joined(literals):
 
 
 def render(source):
-    table = re.search(r"env_table\(\) \{.*?= \{\n(.*?)\n  \};", source, flags=re.S)
+    table = re.search(r"EnvVariable kTable\[\] = \{\n(.*?)\n\};", source, flags=re.S)
     if not table:
         raise SystemExit("env.cpp: the table was not found")
     out, groups = [HEAD], 0
