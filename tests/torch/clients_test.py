@@ -10,6 +10,7 @@ import unittest
 
 import launch
 from backend_test import begin, expect
+from launch import refused
 
 
 def rank_waiting_callbacks():
@@ -111,16 +112,6 @@ def rank_sparse():
     dist.destroy_process_group()
 
 
-def refused(kind, text, call, *arguments, **options):
-    try:
-        call(*arguments, **options)
-    except kind as error:
-        if text not in str(error):
-            raise AssertionError(f"{error!r} is without {text!r}") from error
-    else:
-        raise AssertionError(f"{call} was not refused")
-
-
 def rank_wrong_arguments():
     """Rank 0's arguments are wrong: ValueError there, a mismatch elsewhere at once, and all go on with the next call."""
     import torch
@@ -217,10 +208,7 @@ class Clients(unittest.TestCase):
         launch.run(__file__, "inference_mode", 2)
 
     def test_buffer_after_a_recovery(self):
-        processes, folder = launch.start(__file__, "buffer_after_recovery", 3)
-        self.assertEqual(processes.pop(1).wait(launch.LIMIT_S), -signal.SIGKILL)
-        processes.insert(1, launch.start_one(__file__, "buffer_after_recovery", 1, 3, folder, MEP_JOIN="1"))
-        launch.finish(processes, folder)
+        launch.run_with_replacement(__file__, "buffer_after_recovery", 3, 1, MEP_JOIN="1")
 
     def test_sums_of_sparse_tensors(self):
         launch.run(__file__, "sparse", 3)

@@ -10,8 +10,9 @@ import threading
 import unittest
 
 import launch
+from launch import refused as expect
 from deep_ep_normal_cases import LOCAL, Case, cases, check_layout, check_rows, check_topk, output, plain, same, summed
-from deep_ep_test import HIDDEN, TOP_K, Case as LowLatencyCase, begin, expect, make_buffer, sglang_layer
+from deep_ep_test import HIDDEN, TOP_K, Case as LowLatencyCase, begin, make_buffer, sglang_layer
 
 KINDS = ("bf16", "fp8")
 

@@ -10,6 +10,7 @@ import time
 import unittest
 
 import launch
+from launch import refused as expect
 
 MOST, HIDDEN, TOP_K = 6, 512, 3
 LOST = 2  # of the ranks that are killed, the first
@@ -309,15 +310,6 @@ def in_turn(buffer, rank, ranks):
         dispatched(case)[4]()
     expect(RuntimeError, "older dispatch", lambda: buffer.low_latency_combine(
         outputs(pair[0], rank, first[0]), pair[0].topk_idx[rank], pair[0].weights[rank], first[2]))
-
-
-def expect(kind, text, call):
-    try:
-        call()
-    except kind as error:
-        assert text in str(error), (text, error)
-        return
-    raise AssertionError(f"no {kind.__name__}: {text}")
 
 
 def refused(deep_ep, buffer, rank, ranks):

@@ -13,6 +13,7 @@ import unittest
 
 import launch
 from backend_test import expect, folded, value, values
+from launch import refused
 
 SIZES = (1, 7, 4096, 70_001, 3_000_000)
 
@@ -275,14 +276,6 @@ def mixed(dist, rank, world):
         tensor = torch.ones(1000, device=gpu())
         dist.all_reduce(tensor, group=group)
         see(tensor, torch.full((1000,), wanted), "of a group")
-
-    def refused(kind, text, function):
-        try:
-            function()
-        except kind as error:
-            assert text in str(error), error
-        else:
-            raise AssertionError(f"not refused: {text}")
 
     if world > 1:
         refused(NotImplementedError, "send: a tensor on cuda", lambda: dist.send(device, (rank + 1) % world))

@@ -1,6 +1,7 @@
 """Ranks for tests of mep.torch: each is a process of its own that runs one function of the test's file."""
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -57,6 +58,27 @@ def finish(processes, folder, expected=None):
 
 def run(path, name, size, expected=None, **variables):
     finish(*start(path, name, size, **variables), expected=expected)
+
+
+def run_with_replacement(path, name, size, victim, **variables):
+    """The victim kills itself and is started again, with the variables."""
+    processes, folder = start(path, name, size)
+    code = processes[victim].wait(LIMIT_S)
+    if code != -signal.SIGKILL:
+        raise AssertionError(f"rank {victim} ended with {code}")
+    processes[victim] = start_one(path, name, victim, size, folder, **variables)
+    finish(processes, folder)
+
+
+def refused(kind, text, call, *arguments, **options):
+    """AssertionError if the call does not raise that, with the text in it."""
+    try:
+        call(*arguments, **options)
+    except kind as error:
+        if text not in str(error):
+            raise AssertionError(f"{error!r} is without {text!r}") from error
+    else:
+        raise AssertionError(f"{call} did not raise {kind}: {text}")
 
 
 def wait_for(path, limit_s=60):

@@ -2,7 +2,6 @@
 """The reconfigure regime of PyTorch: groups whose members change by handles and uuids. 40 s; needs PyTorch 2.14."""
 import datetime
 import os
-import pathlib
 import signal
 import sys
 import time
@@ -10,6 +9,7 @@ import unittest
 
 import launch
 from backend_test import expect
+from launch import refused
 
 TIMEOUT_S = 60
 
@@ -52,14 +52,6 @@ class Ranks:
             work.wait()
             expect(came, torch.tensor([(rank - 1) % size]), "from the rank before")
 
-    def refused(self, kind, text, call, *arguments, **options):
-        try:
-            call(*arguments, **options)
-        except kind as error:
-            assert text in str(error), f"{error} is without {text!r}"
-        else:
-            raise AssertionError(f"{call} did not raise {kind}")
-
 
 def rank_changes():
     """Alone, together, reversed, split, merged, without one, in a set; groups of its ranks in between."""
@@ -67,11 +59,11 @@ def rank_changes():
     ranks = Ranks()
     dist, number, count = ranks.dist, ranks.number, ranks.count
     assert dist._supports_reconfigure()
-    ranks.refused(dist.DistBackendError, "reconfigure()", dist.all_reduce, torch.ones(1))
+    refused(dist.DistBackendError, "reconfigure()", dist.all_reduce, torch.ones(1))
     handles = ranks.handles("start")
     assert len(set(handles)) == count
-    ranks.refused(ValueError, "this rank's own", ranks.configure, 1, [each for each in handles if each != ranks.own])
-    ranks.refused(ValueError, "twice", ranks.configure, 1, handles + handles)
+    refused(ValueError, "this rank's own", ranks.configure, 1, [each for each in handles if each != ranks.own])
+    refused(ValueError, "twice", ranks.configure, 1, handles + handles)
     ranks.configure(100 + number, [ranks.own])
     ranks.check(0, 1)
     ranks.configure(200, handles)
@@ -86,7 +78,7 @@ def rank_changes():
     half = handles[:count // 2] if number < count // 2 else handles[count // 2:]
     ranks.configure(300 + (number < count // 2), half)
     if pair is not None:
-        ranks.refused(dist.DistBackendError, "destroyed", dist.all_reduce, torch.ones(1), group=pair)
+        refused(dist.DistBackendError, "destroyed", dist.all_reduce, torch.ones(1), group=pair)
     ranks.check(half.index(ranks.own), len(half))
     ranks.configure(400, handles)
     ranks.check(number, count)
@@ -108,16 +100,16 @@ def rank_uuids():
     ranks = Ranks()
     handles = ranks.handles("start")
     ranks.configure(1, handles)
-    ranks.refused(ranks.dist.DistBackendError, "already used", ranks.configure, 1, handles)
+    refused(ranks.dist.DistBackendError, "already used", ranks.configure, 1, handles)
     ranks.check(ranks.number, ranks.count)
     ranks.handles("before")
-    ranks.refused(ranks.dist.DistBackendError, "already used", ranks.configure, 1, [ranks.own])
+    refused(ranks.dist.DistBackendError, "already used", ranks.configure, 1, [ranks.own])
     ranks.check(ranks.number, ranks.count)
     if ranks.number == 0:
         ranks.configure(2, [ranks.own])
     ranks.handles("alone")
     if ranks.number == 1:
-        ranks.refused(ranks.dist.DistBackendError, "other handles", ranks.configure, 2, [handles[0], ranks.own])
+        refused(ranks.dist.DistBackendError, "other handles", ranks.configure, 2, [handles[0], ranks.own])
     ranks.handles("end")
     ranks.dist.destroy_process_group()
 
@@ -140,11 +132,11 @@ def rank_abort():
     ranks.configure(2, handles)
     ranks.check(number, ranks.count)
     for work in works:
-        ranks.refused(RuntimeError, "mep", work.wait)
+        refused(RuntimeError, "mep", work.wait)
     assert time.monotonic() - began < TIMEOUT_S / 2, time.monotonic() - began
     if number != 1:
-        ranks.refused(dist.DistBackendError, "mep", ranks.configure, 3, handles, timeout=2)
-        ranks.refused(dist.DistBackendError, "reconfigure()", dist.all_reduce, torch.ones(1))
+        refused(dist.DistBackendError, "mep", ranks.configure, 3, handles, timeout=2)
+        refused(dist.DistBackendError, "reconfigure()", dist.all_reduce, torch.ones(1))
     ranks.handles("late")
     ranks.configure(4, handles)
     ranks.check(number, ranks.count)
@@ -163,7 +155,7 @@ def rank_death():
         ranks.check(number, count)
         if number == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        ranks.refused(ranks.dist.DistBackendError, "mep", ranks.dist.all_reduce, torch.ones(1))
+        refused(ranks.dist.DistBackendError, "mep", ranks.dist.all_reduce, torch.ones(1))
         rest = handles[:1] + handles[2:]
         ranks.configure(2, rest)
         ranks.check(rest.index(ranks.own), count - 1)
@@ -184,10 +176,7 @@ class Reconfigure(unittest.TestCase):
         launch.run(__file__, "abort", 3)
 
     def test_death(self):
-        processes, folder = launch.start(__file__, "death", 3)
-        self.assertEqual(processes.pop(1).wait(launch.LIMIT_S), -signal.SIGKILL)
-        processes.insert(1, launch.start_one(__file__, "death", 1, 3, pathlib.Path(folder), IS_NEW="1"))
-        launch.finish(processes, folder)
+        launch.run_with_replacement(__file__, "death", 3, 1, IS_NEW="1")
 
 
 if __name__ == "__main__":
