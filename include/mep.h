@@ -865,13 +865,18 @@ enum { MEP_EP_LOW_LATENCY = 0, MEP_EP_HIGH_THROUGHPUT = 1 };         /* mode */
 enum { MEP_EP_PACKED = 0, MEP_EP_SLOTTED = 1, MEP_EP_EXPANDED = 2 }; /* receive_layout */
 enum { MEP_SCALE_FLOAT32 = 0, MEP_SCALE_UE8M0 = 1 };                 /* scale_type */
 enum { MEP_SCALE_ROW_MAJOR = 0, MEP_SCALE_COLUMN_MAJOR = 1 };        /* scale_layout */
-/* flags. Expanded: the library keeps no memory for rows, scales and y, so each dispatch gives recv_x, and
- * recv_scales where rows have scales; the view has NULL for them. 0.2 */
-enum { MEP_EP_NO_ROW_MEMORY = 1u << 0 };
+/* flags.
+ * NO_ROW_MEMORY: expanded: the library keeps no memory for rows, scales and y, so each dispatch gives recv_x, and
+ *   recv_scales where rows have scales; the view has NULL for them. 0.2
+ * IN_STEP: the calls of the ranks stay in step when ranks go, for programs that go on without an agreement: each rank
+ *   makes its next call whatever the last returned. No call only reports a change of the membership. A call that another
+ *   rank had made when the change came is over on all: a rank that makes it later gets MEP_ERR_PEER_FAILED, with nothing
+ *   received. Host memory, not with MEP_COMM_UNIFORM, the same on all ranks. 0.2 */
+enum { MEP_EP_NO_ROW_MEMORY = 1u << 0, MEP_EP_IN_STEP = 1u << 1 };
 
 typedef struct mep_ep_config_t {
   uint32_t struct_size;
-  uint32_t flags;               /* MEP_EP_NO_ROW_MEMORY or 0 */
+  uint32_t flags;               /* MEP_EP_NO_ROW_MEMORY, MEP_EP_IN_STEP */
   const char* name;             /* same on all ranks, at most 65535 bytes; NULL: "ep0", "ep1", .. in
                                    order of creation */
   uint32_t mode;                /* MEP_EP_* */

@@ -138,7 +138,8 @@ void large_rows_come_back(void**) {
   auto value = std::make_shared<Proposal>(*some_value(random));
   for (uint64_t i = 0; i < 100'000; ++i) {
     row.channels.push_back({random.below(100), i, random.next(), random.next()});
-    value->channels.push_back({random.below(100), i, random.next(), random.next(), kNoSlot, {}});
+    value->channels.push_back(
+        {random.below(100), i, random.next(), random.next(), random.next(), kNoSlot, {}});
   }
   row.offer = {{1, 2}, 0, value};
   const RowPtr back = decode_row(encode_row(row), kSlots, nullptr);

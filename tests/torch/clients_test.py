@@ -142,7 +142,8 @@ def rank_wrong_arguments():
 
 
 def rank_buffer_after_recovery():
-    """A new Buffer over a group that has taken in a replacement, which has made fewer of them."""
+    """Buffers over a group that has taken in a replacement, which has made fewer of them: one that the others keep and
+    update, in both modes, and a new one."""
     import torch
     import torch.distributed as dist
     import mep.deep_ep as deep_ep
@@ -153,20 +154,43 @@ def rank_buffer_after_recovery():
     if not mep.torch.is_replacement():
         for _ in range(2):
             buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True)
+        kept = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True)
+        layers_after_recovery(kept, rank, world)
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         mep.torch.recover([1], timeout=60)  # with no call before it that raises
         buffer.destroy()
+        refused(RuntimeError, "was destroyed", buffer.update_ep_member)
     tensor = torch.tensor([rank + 1.0])
     dist.all_reduce(tensor)
     expect(tensor, torch.tensor([world * (world + 1) / 2]), "the first call after the recovery")
-    buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True)
+    if mep.torch.is_replacement():
+        kept = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True)
+    else:
+        kept.update_ep_member()
+    new = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True)
+    for buffer in (kept, new, kept):
+        layers_after_recovery(buffer, rank, world)
+    for buffer in (new, kept):
+        buffer.destroy()
+    dist.destroy_process_group()
+
+
+def layers_after_recovery(buffer, rank, world):
+    """One in low-latency mode, one in normal mode; experts return what they get."""
+    import torch
+    mask = torch.ones(world, dtype=torch.int32)
+    buffer.low_latency_query_mask_buffer(mask)
+    expect(mask, torch.zeros(world, dtype=torch.int32), "all ranks are there")
     x, index = torch.full((4, 128), 1.0 + rank, dtype=torch.bfloat16), torch.arange(8).view(4, 2) % (2 * world)
     rows, _, handle, _, _ = buffer.low_latency_dispatch(x, index, 8, 2 * world, use_fp8=False)
     sums, _, _ = buffer.low_latency_combine(rows.clone(), index, torch.ones(4, 2), handle)
-    expect(sums, x * 2, "a layer after the recovery")
-    buffer.destroy()
-    dist.destroy_process_group()
+    expect(sums, x * 2, "a layer in low-latency mode")
+    _, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(index, 2 * world)
+    rows, _, _, _, handle, _ = buffer.dispatch(x, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert,
+                                               topk_idx=index, topk_weights=torch.ones(4, 2))
+    sums, _, _ = buffer.combine(rows, handle)
+    expect(sums, x * in_rank.sum(1, keepdim=True), "a layer in normal mode")
 
 
 def rank_loss_between_layers():

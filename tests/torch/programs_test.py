@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Programs as users start them: examples/torch_training.py by torchrun, and one that does not import mep.torch."""
+"""Programs as users start them: examples/torch_training.py by torchrun, examples/moe_generation.py by mep_run, and one that
+does not import mep.torch."""
+import importlib.util
 import os
 import pathlib
 import re
@@ -60,6 +62,18 @@ class Training(unittest.TestCase):
     def test_two_ranks(self):
         text = train(2)
         self.assertIn("a checkpoint of 2 ranks, loaded on 2 and on 1", text)
+
+
+class Generation(unittest.TestCase):
+    @unittest.skipIf(importlib.util.find_spec("transformers") is None, "needs transformers")
+    def test_model_that_loses_a_rank(self):
+        launcher = shutil.which("mep_run", path=os.pathsep.join(
+            [str(pathlib.Path(os.environ["MEP_LIBRARY"]).parent.parent / "bin"), os.environ["PATH"]]))
+        done = subprocess.run([launcher, "-n", "3", "--respawn", "--allow-failures", "1", sys.executable, "-B",
+                               ROOT / "examples/moe_generation.py"], capture_output=True, text=True, timeout=LIMIT_S,
+                              env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(done.stdout.count("24 tokens, the logits as before"), 3, done.stdout)
 
 
 class OtherNames(unittest.TestCase):

@@ -29,6 +29,7 @@ _WORDS = {
     "scale_layout": {"row_major": _abi.MEP_SCALE_ROW_MAJOR,
                      "column_major": _abi.MEP_SCALE_COLUMN_MAJOR},
 }
+_FLAGS = {"row_memory": (_abi.MEP_EP_NO_ROW_MEMORY, False), "in_step": (_abi.MEP_EP_IN_STEP, True)}
 _FIELDS = [field[0] for field in _abi.mep_ep_config_t._fields_ if field[0] not in ("struct_size", "flags")]
 
 
@@ -36,8 +37,9 @@ def _config(options: dict[str, Any]) -> _abi.mep_ep_config_t:
     config = _abi.mep_ep_config_t()
     lib.mep_ep_config_init(ctypes.byref(config), ctypes.sizeof(config))
     for name, value in options.items():
-        if name == "row_memory":
-            config.flags = 0 if value else _abi.MEP_EP_NO_ROW_MEMORY
+        if name in _FLAGS:
+            flag, wanted = _FLAGS[name]
+            config.flags |= flag if bool(value) == wanted else 0
             continue
         if name not in _FIELDS:
             raise TypeError(f"unknown option {name!r}")
@@ -76,7 +78,8 @@ class Ep(Unique):
     """An EP object; collective over comm. Options have the names of mep_ep_config_t: hidden, top_k,
     num_experts, max_tokens_per_rank (required), name, mode, experts_per_rank, num_buffers,
     input_type, wire_type, combine_type (names such as "bfloat16"), scale_type, receive_layout,
-    timeout_ms, max_replicas, ...; row_memory=False is MEP_EP_NO_ROW_MEMORY. Closed by close(), `with`, or with its communicator.
+    timeout_ms, max_replicas, ...; row_memory=False is MEP_EP_NO_ROW_MEMORY, in_step=True MEP_EP_IN_STEP. Closed by close(),
+    `with`, or with its communicator.
     """
 
     _address: Any = Closed("EP object")

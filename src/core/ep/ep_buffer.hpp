@@ -241,6 +241,7 @@ class EpBuffer {
 
   // ep_view.cpp: for the engine, and reports
   void note_number(const EpOperation&) {}
+  bool in_step() const { return shape_.in_step(); }
   void settle(EpOperation& operation, const Decision& decision);
   void end(EpOperation& operation, mep_result_t result);
   mep_result_t adopt(const Decision& decision);

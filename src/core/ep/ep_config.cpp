@@ -37,6 +37,9 @@ mep_result_t refuse_unbuilt(const mep_ep_config_t& config, bool on_device) {
   if (config.expert_alignment > 1 && !high_throughput) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "expert_alignment belongs to MEP_EP_HIGH_THROUGHPUT");
   }
+  if ((config.flags & MEP_EP_IN_STEP) != 0 && on_device) {
+    return fail(MEP_ERR_UNSUPPORTED, "flags: MEP_EP_IN_STEP is not built for GPUs");
+  }
   if (config.num_sms != 0 && !on_device) {
     return fail(MEP_ERR_UNSUPPORTED, "num_sms is for CUDA communicators; this is a host one");
   }
@@ -44,11 +47,11 @@ mep_result_t refuse_unbuilt(const mep_ep_config_t& config, bool on_device) {
 }
 
 mep_result_t check_enumerators(const mep_ep_config_t& config) {
-  if ((config.flags & ~uint32_t{MEP_EP_NO_ROW_MEMORY}) != 0) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "flags is %#x; known is MEP_EP_NO_ROW_MEMORY",
-                config.flags);
+  if ((config.flags & ~uint32_t{MEP_EP_NO_ROW_MEMORY | MEP_EP_IN_STEP}) != 0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "flags is %#x; known are MEP_EP_NO_ROW_MEMORY and MEP_EP_IN_STEP", config.flags);
   }
-  if (config.flags != 0 && config.receive_layout != MEP_EP_EXPANDED) {
+  if ((config.flags & MEP_EP_NO_ROW_MEMORY) != 0 && config.receive_layout != MEP_EP_EXPANDED) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "flags: MEP_EP_NO_ROW_MEMORY belongs to MEP_EP_EXPANDED");
   }
   if (config.mode > MEP_EP_HIGH_THROUGHPUT) {
@@ -118,7 +121,7 @@ mep_result_t resolve_counts(const mep_ep_config_t& config, EpShape* shape) {
   }
   shape->mode = config.mode;
   shape->receive_layout = config.receive_layout;
-  shape->row_memory = (config.flags & MEP_EP_NO_ROW_MEMORY) == 0 ? 1 : 0;
+  shape->flags = config.flags;
   shape->expert_alignment = config.expert_alignment != 0 ? config.expert_alignment : 1;
   shape->row_groups = shape->high_throughput() ? 1 : shape->local_experts;
   shape->row_k = shape->high_throughput() ? std::min(shape->top_k, shape->ranks) : shape->top_k;
@@ -205,7 +208,8 @@ std::array<AgreedField, kAgreedFields> agreed_fields(const EpShape& shape,
                                      {"mode", shape.mode},
                                      {"expert_alignment", shape.expert_alignment},
                                      {"receive_layout", shape.receive_layout},
-                                     {"max_replicas", shape.max_replicas}});
+                                     {"max_replicas", shape.max_replicas},
+                                     {"MEP_EP_IN_STEP in flags", shape.in_step() ? 1u : 0u}});
 }
 
 // Every rank learns whether all gave the same, and which field and rank differ.
@@ -248,6 +252,11 @@ uint64_t hash_bytes(uint64_t seed, const void* bytes, size_t count) {
 
 mep_result_t resolve_ep_config(const Comm& comm, const mep_ep_config_t& config, EpShape* out,
                                bool on_device) {
+  if ((config.flags & MEP_EP_IN_STEP) != 0 &&
+      (comm.world().config().flags & MEP_COMM_UNIFORM) != 0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "flags: MEP_EP_IN_STEP excludes MEP_COMM_UNIFORM, where all ranks return the same");
+  }
   return resolve_ep_config(comm.rank(), comm.size(), config, out, on_device);
 }
 

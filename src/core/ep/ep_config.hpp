@@ -42,14 +42,15 @@ struct EpShape {
   mep_dtype_t combine_type = MEP_BFLOAT16;
   uint32_t scale_type = MEP_SCALE_FLOAT32;
   uint32_t receive_layout = MEP_EP_PACKED;
-  uint32_t row_memory = 1;  // 0: MEP_EP_NO_ROW_MEMORY
+  uint32_t flags = 0;  // MEP_EP_*
 
   // e4m3 on the wire: rows carry scales. If x is e4m3 already, the caller gives them.
   bool has_scales() const { return wire_type == MEP_FLOAT8_E4M3; }
   bool quantizes() const { return has_scales() && input_type != MEP_FLOAT8_E4M3; }
   bool slotted() const { return receive_layout == MEP_EP_SLOTTED; }
   bool expanded() const { return receive_layout == MEP_EP_EXPANDED; }
-  bool has_row_memory() const { return row_memory != 0; }
+  bool has_row_memory() const { return (flags & MEP_EP_NO_ROW_MEMORY) == 0; }
+  bool in_step() const { return (flags & MEP_EP_IN_STEP) != 0; }
   bool high_throughput() const { return mode == MEP_EP_HIGH_THROUGHPUT; }
   uint32_t places() const { return ranks * local_experts; }  // physical experts
   uint32_t columns() const { return ranks * row_groups; }    // groups of all ranks
@@ -81,7 +82,7 @@ struct EpShape {
 // same config.
 struct EpAgreement {
   // Values of each rank that are exchanged by `values`; or a bit for each rank, if that is more.
-  static constexpr size_t kMostValues = 15;
+  static constexpr size_t kMostValues = 16;
 
   std::string name;
   uint64_t window_seed = 0;  // ids of its windows follow from it

@@ -40,7 +40,7 @@ mep_result_t check_shape(std::span<const std::byte> bytes, uint32_t rank, uint32
   config.combine_type = out->combine_type;
   config.scale_type = out->scale_type;
   config.receive_layout = out->receive_layout;
-  config.flags = out->has_row_memory() ? 0 : MEP_EP_NO_ROW_MEMORY;
+  config.flags = out->flags;
   EpShape checked;
   MEP_TRY(resolve_ep_config(rank, ranks, config, &checked));
   const bool same = checked.ranks == out->ranks && checked.local_experts == out->local_experts &&
@@ -48,8 +48,7 @@ mep_result_t check_shape(std::span<const std::byte> bytes, uint32_t rank, uint32
                     checked.expert_alignment == out->expert_alignment &&
                     checked.buffers == out->buffers && checked.max_replicas == out->max_replicas &&
                     checked.input_type == out->input_type && checked.wire_type == out->wire_type &&
-                    checked.combine_type == out->combine_type &&
-                    checked.row_memory == out->row_memory;
+                    checked.combine_type == out->combine_type;
   return same ? MEP_SUCCESS : malformed();
 }
 

@@ -29,7 +29,7 @@ device::EpGeometry ep_device_geometry(const EpShape& shape, const EpDeviceOption
   sizes.queued = reach == GpuReach::kQueues ? 1 : 0;
   sizes.expert_alignment = shape.expert_alignment;
   sizes.expanded_rows = shape.expanded() ? shape.expanded_rows() : 0;
-  sizes.keeps_rows = shape.row_memory;
+  sizes.keeps_rows = shape.has_row_memory() ? 1 : 0;
   return device::make_ep_geometry(sizes);
 }
 

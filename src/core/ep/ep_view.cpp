@@ -71,7 +71,7 @@ void EpBuffer::install(const std::shared_ptr<const CommChange>& change,
 // Before a call begins: adopts what has changed, and reports it if no operation has; *told is the change then.
 mep_result_t EpBuffer::catch_up(Reports::Report* told) {
   MEP_TRY(engine_.catch_up());
-  if (!reports().any()) [[likely]]
+  if (!reports().any() || in_step()) [[likely]]
     return MEP_SUCCESS;
   const Reports::Report report = reports().take();
   if (report == nullptr) return MEP_SUCCESS;

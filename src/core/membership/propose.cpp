@@ -148,10 +148,10 @@ void Membership::collect_tables(const SlotSet& live, Proposal* value) const {
                                id.second,
                                sum.last_completed,
                                std::max(sum.entered, sum.last_completed + 1) + 1,
+                               std::max(sum.entered, sum.last_completed),
                                sum.donor,
                                {}});
-    if (mutations_.no_call_reports)
-      value->channels.back().next = std::max(sum.entered, sum.last_completed) + 1;
+    if (mutations_.no_call_reports) value->channels.back().next = value->channels.back().called + 1;
   }
   std::sort(value->settled.begin(), value->settled.end());
   value->settled.erase(std::unique(value->settled.begin(), value->settled.end()),

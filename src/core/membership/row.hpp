@@ -62,6 +62,7 @@ struct ChannelDecision {
   uint64_t channel = 0;
   uint64_t last_completed = 0;  // operations up to here succeed on every survivor
   uint64_t next = 0;            // the first seq of the new epoch, last_completed + 2 at least
+  uint64_t called = 0;          // the last that a member had called
   uint32_t donor =
       kNoSlot;  // a member that was at last_completed when the value was first proposed
   SlotSet

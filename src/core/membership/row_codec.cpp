@@ -182,6 +182,7 @@ void write_proposal(Writer& out, const Proposal& value) {
     out.number(decision.channel);
     out.number(decision.last_completed);
     out.number(decision.next);
+    out.number(decision.called);
     out.number(decision.donor);
     out.set(decision.late);
   });
@@ -215,7 +216,7 @@ bool read_comm(Reader& in, CommState* comm) {
 bool read_proposal(Reader& in, Proposal* value) {
   const auto decision = [&](ChannelDecision* v) {
     return in.number(&v->comm) && in.number(&v->channel) && in.number(&v->last_completed) &&
-           in.number(&v->next) && in.slot(&v->donor, true) && in.set(&v->late);
+           in.number(&v->next) && in.number(&v->called) && in.slot(&v->donor, true) && in.set(&v->late);
   };
   if (!in.number(&value->epoch) || !in.number(&value->origin.round) ||
       !in.number(&value->origin.suspected) || !in.slot(&value->proposer, false) ||
@@ -223,7 +224,7 @@ bool read_proposal(Reader& in, Proposal* value) {
       !in.list(&value->added, 20, [&](Member* m) { return read_member(in, m); }) ||
       !in.list(&value->removed, 14, [&](Removal* r) { return read_removal(in, r); }) ||
       !in.list(&value->comms, 16, [&](CommState* c) { return read_comm(in, c); }) ||
-      !in.list(&value->channels, 39, decision) ||
+      !in.list(&value->channels, 47, decision) ||
       !in.list(&value->settled, 24, [&](Settlement* s) { return read_settlement(in, s); }) ||
       !in.list(&value->revoked, 8, [&](uint64_t* comm) { return in.number(comm); }) ||
       !in.number(&value->recover_seq))

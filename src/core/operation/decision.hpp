@@ -51,6 +51,7 @@ struct Decision {
   std::shared_ptr<const CommChange> change;
   uint64_t last_completed = 0;
   uint64_t next = 1;
+  uint64_t called = 0;  // the last that a rank had called when the channel was frozen
 
   // A call that has no number yet is decided where it will get this one.
   bool decides(uint64_t seq) const {

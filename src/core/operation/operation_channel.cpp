@@ -76,8 +76,9 @@ std::shared_ptr<const Decision> OperationChannel::decision_by(
   if (const auto* decided = committed.decision(comm_.id(), word_.id())) {
     decision->last_completed = decided->last_completed;
     decision->next = decided->next;
+    decision->called = decided->called;
   }
-  if (change->joined) decision->last_completed = 0;
+  if (change->joined) decision->last_completed = decision->called = 0;
   return decision;
 }
 

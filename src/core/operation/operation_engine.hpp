@@ -6,11 +6,13 @@
 //   replicated  The decision's numbers decide, the same on all ranks. A rank that has not called yet gets the same
 //               when it does, and an operation that no decision counts begins anew in the next epoch.
 //   personal    Each rank's own data decide: the operation in flight ends by what had arrived here when all
-//               had stopped, and a call that comes later begins in the new epoch.
+//               had stopped, and a call that comes later begins in the new epoch; or, where the client keeps in step,
+//               ends by the change too if another rank had made it.
 //
 // A client supplies, for operations `Op` derived from OperationState:
 //   kClass                      one of the two
 //   note_number(op)             it has its number
+//   in_step()                   personal: see above
 //   begin_again(op)             replicated: forgets what it has done
 //   step(op) or a step function  true: it has ended, or nothing is to be waited for
 //   settle(op, decision)         ends it by what a change has decided, or by what has arrived
@@ -153,6 +155,8 @@ class OperationEngine : public OperationChannel {
 
   mep_result_t adopt_all() {
     while (const std::shared_ptr<const Decision> decision = next_decision()) {
+      // Another rank had made this rank's next call, so that begins in the view before and ends by the change.
+      if (client_.in_step() && decision->called > last_number()) break;
       MEP_TRY(client_.adopt(*decision));
     }
     return MEP_SUCCESS;

@@ -56,10 +56,10 @@ class HighThroughput:
     def _made(self, options: dict[str, Any]) -> "mep.Ep":
         if self._calls.streams is not None:
             try:
-                return mep.Ep(self._calls.comm, num_sms=self._num_sms(), **options)
+                return self._calls.make_ep(num_sms=self._num_sms(), **options)
             except mep.UnsupportedError:  # ranks that share a GPU have less of it, all of them alike
                 pass
-        return mep.Ep(self._calls.comm, **options)
+        return self._calls.make_ep(**options)
 
     def add_up(self, per_expert: torch.Tensor) -> List[int]:
         """Rows of each local expert, as the ranks say."""

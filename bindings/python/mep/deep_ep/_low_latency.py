@@ -55,6 +55,7 @@ class LowLatency:
     def __init__(self, comm: "mep.Comm", goes_on: bool, owned: bool, newcomer: bool = False):
         self.comm, self.goes_on, self._newcomer = comm, goes_on, newcomer
         self.streams = None if comm.device is None else Streams(comm.device)
+        self._keeps_step = goes_on and self.streams is None
         self._objects: "Dict[Tuple[Any, ...], Any]" = {}  # lanes of the binding, by sizes and kind of rows
         self._leaving = weakref.finalize(self, _leave_at_last, comm) if owned else None
 
@@ -113,15 +114,21 @@ class LowLatency:
                 and (problem.info is None or problem.info.seq == 0))
 
     def failed(self, ep: "mep.Ep", buffer: int, code: int, text: str, attempt: int) -> Optional[tuple[Any, ...]]:
-        """For the binding, after a dispatch or combine: (exception, whether the call has changed something), or None:
-        it is to be made again."""
+        """For the binding, after a dispatch or combine: (exception, whether the call counts as made), or None: it is to be
+        made again."""
         problem = error(code, text)
         begun = not isinstance(problem, _REFUSED)
         if begun:
             problem.info = ep._news(buffer, code)
+        if self._keeps_step:
+            return problem, begun
         if attempt < self.comm.size and self._only_tells(problem):
             return None
         return problem, begun and (problem.info is None or problem.info.seq != 0)
+
+    def make_ep(self, **options: Any) -> "mep.Ep":
+        """An EP object, made by all ranks."""
+        return mep.Ep(self.comm, in_step=self._keeps_step, **options)
 
     # ---- arguments --------------------------------------------------------------------------------------
 
@@ -160,7 +167,7 @@ class LowLatency:
                 return mep.Ep.attach(self.comm, **options)
             except mep.NotFoundError:
                 pass  # new to the others too
-        return mep.Ep(self.comm, **options)
+        return self.make_ep(**options)
 
     # ---- calls ------------------------------------------------------------------------------------------
 

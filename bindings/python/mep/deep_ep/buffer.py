@@ -71,7 +71,7 @@ class Buffer:
         if comm is not None and not isinstance(comm, mep.Comm):
             raise TypeError(f"comm is a {type(comm).__name__}, it must be a mep.Comm")
         comm = group if isinstance(group, mep.Comm) else comm
-        self.enable_shrink, self._destroyed = enable_shrink, False
+        self.enable_shrink, self._destroyed, self.group = enable_shrink, False, group
         self._calls: Optional[LowLatency] = None
         self._normal: HighThroughput  # set with _calls
         self._place: Optional[Place] = None
@@ -80,14 +80,18 @@ class Buffer:
             place = comm
             self._take(comm)
         else:
-            place = self._place = Place(group, together=True)
-            if not torch.cuda.is_available():
-                self._meet(None)
-            elif place.is_on_gpus:
-                self._meet(torch.cuda.current_device())
-        self.group, self.rank, self.group_size = group, place.rank, place.size
+            place = self._come_together()
+        self.rank, self.group_size = place.rank, place.size
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode, self.explicitly_destroy = low_latency_mode, explicitly_destroy
+
+    def _come_together(self) -> Place:
+        place = self._place = Place(self.group, together=True)
+        if not torch.cuda.is_available():
+            self._meet(None)
+        elif place.is_on_gpus:
+            self._meet(torch.cuda.current_device())
+        return place
 
     def _meet(self, device: Optional[int]) -> LowLatency:
         assert self._place is not None  # no comm was given
@@ -102,6 +106,23 @@ class Buffer:
     def destroy(self) -> None:
         """Leaves, together with the other ranks. Tensors over its memory must not be used afterwards."""
         self._destroyed = True
+        self._leave()
+
+    def update_ep_member(self) -> None:
+        """After the group took replacements in (mep.torch.recover()): the ranks of the group meet again, with the same
+        options. The ranks that were there call it with nothing pending, and the replacements make their Buffer. Handles,
+        tensors over memory of the library and captured graphs are void.
+
+        The ranks meet here or in the next call, like those of a new Buffer. NotImplementedError if the Buffer was made from a
+        mep.Comm, whose members the program itself takes in: make another Buffer over it.
+        """
+        self._check_not_destroyed()
+        if self._place is None:
+            raise NotImplementedError("update_ep_member: this Buffer was made from a mep.Comm; make another Buffer over it")
+        self._leave()
+        self._come_together()
+
+    def _leave(self) -> None:
         calls, self._calls = self._calls, None
         if calls is None:
             return
@@ -112,14 +133,17 @@ class Buffer:
 
     def _open(self, x: Any = None) -> LowLatency:
         """x: the tensor of the call, or a tuple that begins with it."""
-        if self._destroyed:
-            raise RuntimeError("the buffer was destroyed; make another one")
+        self._check_not_destroyed()
         if self._calls is None:
             tensor = x[0] if isinstance(x, tuple) else x
             if isinstance(tensor, torch.Tensor) and not tensor.is_cuda:
                 return self._meet(None)
             return self._meet(tensor.device.index if tensor is not None else torch.cuda.current_device())
         return self._calls
+
+    def _check_not_destroyed(self) -> None:
+        if self._destroyed:
+            raise RuntimeError("the buffer was destroyed; make another one")
 
     # ---- low-latency mode -------------------------------------------------------------------------------
 
@@ -188,7 +212,8 @@ class Buffer:
         if mask:
             calls.leave_out(rank_to_mask)
         elif rank_to_mask in calls.absent():
-            raise NotImplementedError(f"rank {rank_to_mask} was left out; it cannot come back to this Buffer")
+            raise NotImplementedError(f"rank {rank_to_mask} was left out; a new process takes its place by "
+                                      "mep.torch.recover() and update_ep_member()")
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """Writes 1 for each rank that is gone, and 0 for the others."""
