@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""mep.mooncake.pg: what a server written for Mooncake's process group does when ranks die and come back."""
+"""mep.mooncake.pg: what a server written for Mooncake's process group does when ranks go, come back, or are new."""
 import os
 import pathlib
 import signal
@@ -197,6 +197,137 @@ def recover(dist, pg, rank, groups, used, victim, life):
             assert response.new_epoch == pg.get_current_epoch(group) and response.reject_reason == ""
 
 
+def check_told(dist, pg, rank, groups, mirrors, victim):
+    """Each group that has the victim tells of it by one work, on the victim too."""
+    for name, (group, ranks) in groups.items():
+        if victim in ranks:
+            wanted = [int(each == victim) for each in ranks]
+            work = summed(dist, group, 1)[1]
+            assert not pg.get_local_success(work) and pg.get_failed_ranks_hint(work).tolist() == wanted, name
+            assert mirrors[name].tolist() == [1 - each for each in wanted], (name, mirrors[name])
+
+
+def take_back(dist, pg, rank, groups, mirrors, victim):
+    """A rank that lives joins again, in all its groups."""
+    if rank == victim:
+        for group, _ in groups.values():
+            pg.join_group(group)
+    else:
+        while not all(pg.get_peer_state(None, [victim])):
+            check_sums(dist, pg, rank, groups, absent=(victim,))
+        for group, ranks in groups.values():
+            if victim in ranks:
+                assert pg.recover_ranks(group, [ranks.index(victim)]).status is pg.ProposalStatus.Applied
+    assert all(mirrors[name].tolist()[:len(ranks)] == [1] * len(ranks) for name, (_, ranks) in groups.items()), mirrors
+    check_sums(dist, pg, rank, groups)
+
+
+def rank_deactivated():
+    """Ranks that live are left out, one by another and one by itself, and join again: with collectives and messages."""
+    import torch
+    dist, pg, rank, groups, mirrors = begin()
+    for victim, caller in ((1, 0), (2, 2), (1, 2)):
+        check_sums(dist, pg, rank, groups)
+        before = pg.get_current_epoch(None)
+        dist.barrier()
+        if rank == caller:
+            response = pg.deactivate_ranks(None, [victim])
+            assert response.status is pg.ProposalStatus.Applied, response
+            assert victim == rank or mirrors["world"].tolist() == [int(each != victim) for each in range(3)], mirrors
+        if rank == victim == caller:
+            # It is alone, as a replacement that has not joined.
+            assert pg.get_current_epoch(None) == 0 and pg.get_num_synced_ranks(None) == 1
+            for name, (group, ranks) in groups.items():
+                assert pg.get_active_ranks(group).tolist() == [int(each == rank) for each in ranks], name
+            check_alone(dist, pg, rank, groups, mirrors)
+        elif rank == victim:
+            check_told(dist, pg, rank, groups, mirrors, victim)
+            check_told(dist, pg, rank, groups, mirrors, victim)
+        else:
+            check_told(dist, pg, rank, groups, mirrors, victim)
+            assert pg.get_active_ranks(None).tolist() == [int(each != victim) for each in range(3)]
+            check_sums(dist, pg, rank, groups, absent=(victim,))
+        take_back(dist, pg, rank, groups, mirrors, victim)
+        assert pg.get_current_epoch(None) > before
+        message = torch.full((3,), rank)
+        if rank == victim:
+            dist.send(message, 0)
+        elif rank == 0:
+            dist.recv(message, victim)
+            assert message.tolist() == [victim] * 3, message
+    dist.destroy_process_group()
+
+
+def rank_grown():
+    """Two ranks become three and then four, in the default group and in others; then one leaves and comes back."""
+    import torch
+    folder, rank = pathlib.Path(os.environ["TEST_FOLDER"]), int(os.environ["RANK"])
+    size = int(os.environ["WORLD_SIZE"])
+    import torch.distributed as dist
+    from mep.mooncake import pg
+    options = lambda: pg.MooncakeBackendOptions(4, rank >= 2)  # noqa: E731
+    if rank >= 2:
+        launch.wait_for(folder / f"enter.{rank}")
+    dist.init_process_group("mooncake-cpu", init_method=f"file://{folder}/store", rank=rank, world_size=size,
+                            pg_options=options())
+    whole = dist.new_group(list(range(size)), pg_options=options())
+    side = [1] if size < 4 else [1, 3]
+    apart = dist.new_group(side, pg_options=options())
+    groups = {"world": (dist.group.WORLD, list(range(size))), "whole": (whole, list(range(size)))}
+    if rank in side:
+        groups["apart"] = (apart, side)
+    if rank >= 2:
+        assert summed(dist, None, 5)[0] == 5 and pg.get_current_epoch(None) == 0
+        for group, _ in groups.values():
+            pg.join_group(group)
+    elif rank == 0:
+        launch.refused(ValueError, "by rank 2", pg.recover_ranks, None, [3])
+    for size in range(max(size, 2), 5):
+        check_sums(dist, pg, rank, groups)
+        check_grown(torch, dist, pg, rank, groups)
+        if size == 4:
+            break
+        assert pg.get_peer_state(None, [0, size]) == [True, False]
+        assert pg.recover_ranks(None, [size], timeout=0.2).status is pg.ProposalStatus.Rejected
+        check_sums(dist, pg, rank, groups)
+        (folder / f"enter.{size}").touch()
+        for name, (group, ranks) in groups.items():
+            if name == "apart" and size < 3:
+                continue
+            while not all(pg.get_peer_state(group, [len(ranks)])):
+                pass
+            response = pg.recover_ranks(group, [len(ranks)])
+            assert response.status is pg.ProposalStatus.Applied, response
+            ranks.append(size)
+    dist.barrier()
+    mirrors = {name: pg.get_active_ranks(group) for name, (group, _) in groups.items()}
+    if rank == 0:
+        pg.deactivate_ranks(None, [3])
+    for name, (group, ranks) in groups.items():
+        if 3 in ranks:
+            assert not pg.get_local_success(summed(dist, group, 1)[1]), name
+    take_back(dist, pg, rank, groups, mirrors, 3)
+    dist.destroy_process_group()
+
+
+def check_grown(torch, dist, pg, rank, groups):
+    """After each growth: its size, its ranks, and operations that reach the newest."""
+    for name, (group, ranks) in groups.items():
+        assert dist.get_world_size(group) == len(ranks) and dist.get_process_group_ranks(group) == ranks, name
+        assert pg.get_active_ranks(group).tolist() == [1] * len(ranks) + [0] * (4 - len(ranks)), name
+        gathered = torch.zeros(len(ranks), dtype=torch.int64)
+        dist.all_gather_into_tensor(gathered, torch.tensor([rank]), group=group)
+        assert gathered.tolist() == ranks, (name, gathered)
+        last = torch.tensor([rank])
+        dist.broadcast(last, ranks[-1], group=group)
+        assert int(last) == ranks[-1], name
+        if len(ranks) > 1 and rank == ranks[0]:
+            dist.send(torch.tensor([7]), ranks[-1], group=group)
+        elif len(ranks) > 1 and rank == ranks[-1]:
+            dist.recv(last, ranks[0], group=group)
+            assert int(last) == 7, name
+
+
 def rank_waiting():
     """A replacement is killed while it waits: recover_ranks says that none came, and takes the next one in."""
     folder = pathlib.Path(os.environ["TEST_FOLDER"])
@@ -239,10 +370,10 @@ def rank_absent():
     total, work = summed(dist, None, 10 ** rank)
     assert total == 101 and pg.get_local_success(work)
     for call, kind, text in (
-            (lambda: pg.deactivate_ranks(dist.group.WORLD, [0]), NotImplementedError, "are alive"),
-            (lambda: pg.recover_ranks(dist.group.WORLD, [3]), NotImplementedError, "do not grow"),
+            (lambda: pg.deactivate_ranks(groups["tp"][0], [0]), NotImplementedError, "in the default group"),
+            (lambda: pg.recover_ranks(dist.group.WORLD, [3]), ValueError, "max_group_size"),
             (lambda: pg.get_peer_state(dist.group.WORLD, [-1]), ValueError, "no rank"),
-            (lambda: pg.join_group(dist.group.WORLD), RuntimeError, "there from the start"),
+            (lambda: pg.join_group(dist.group.WORLD), RuntimeError, "this rank is in the group"),
             (lambda: pg.get_active_ranks(torch), TypeError, "no process group"),
     ):
         try:
@@ -328,6 +459,14 @@ class MooncakeTest(unittest.TestCase):
 
     def test_no_replacement(self):
         launch.run(__file__, "absent", 3, expected=[0, -signal.SIGKILL, 0])
+
+    def test_deactivated_ranks_join_again(self):
+        launch.run(__file__, "deactivated", 3)
+
+    def test_growth(self):
+        processes, folder = launch.start(__file__, "grown", 2)
+        processes += [launch.start_one(__file__, "grown", rank, rank + 1, folder) for rank in (2, 3)]
+        launch.finish(processes, folder)
 
     def test_replacement_killed_as_it_waits(self):
         processes, folder = launch.start(__file__, "waiting", 3)

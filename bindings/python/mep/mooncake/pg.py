@@ -19,6 +19,7 @@ from typing import Any, Sequence
 
 import torch
 import torch.distributed as _dist
+from torch.distributed import distributed_c10d as _c10d
 
 import mep
 import mep.torch as _mep_torch
@@ -80,7 +81,7 @@ def _create(name: str, options: Any, pg_options: Any = None) -> Any:
     device = _DEVICES[name]
     mirror = pg_options.mirror(options.group_size, device)
     joins = pg_options.is_extension or _mep_torch.is_replacement()
-    group = _mep_torch.create(name, options, joins_later=joins)
+    group = _mep_torch.create(name, options, joins_later=joins, max_size=pg_options.max_group_size)
     group.set_active_ranks(mirror)
     return group
 
@@ -131,7 +132,7 @@ def get_local_success(work: Any) -> bool:
 # --- Who is there -------------------------------------------------------------------------------------
 
 def get_active_ranks(group: Any) -> torch.Tensor:
-    """The tensor that the group fills: 1 for a rank that is there."""
+    """The tensor that the group fills: 1 for a rank that is there. Ranks that are gone by now get their 0."""
     active: torch.Tensor = _backend(group).active_ranks()
     return active
 
@@ -181,12 +182,11 @@ class SyncAfterFailureResponse:
 
 
 def _checked(backend: Any, ranks: Sequence[int], what: str) -> list[int]:
-    size = backend.size()
+    most = backend.active_ranks().numel()
     for rank in ranks:
-        if rank < 0:
-            raise ValueError(f"{what}: {rank} is no rank")
-        if rank >= size:
-            raise NotImplementedError(f"{what}: rank {rank} of a group of {size}; MEP's process groups do not grow")
+        if not 0 <= rank < most:
+            raise ValueError(f"{what}: {rank} is no rank of a group of at most {most}; give max_group_size to "
+                             "MooncakeBackendOptions for more")
     return list(ranks)
 
 
@@ -211,11 +211,13 @@ def get_peer_state(group: Any, ranks: Sequence[int]) -> list[bool]:
 def recover_ranks(group: Any, ranks: Sequence[int], timeout: float = 60.0) -> ProposeViewUpdateResponse:
     """Takes replacements of the ranks in, and waits `timeout` seconds for them. All ranks that are there call it, with
     nothing pending, and the replacements call join_group(): for the default group first, then for each other group.
+    Ranks beyond the group's size are newcomers: the group grows by them, up to max_group_size.
     """
     backend = _backend(group)
     _mep_torch.check_members_may_change("recover_ranks()")
     ranks = _checked(backend, ranks, "recover_ranks")
     backend.recover(ranks, datetime.timedelta(seconds=timeout))
+    _tell_pytorch(group, backend)
     there = set(backend.living())
     dropped = sorted(set(ranks) - there)
     return _response(backend, ranks, dropped, f"no replacement of {dropped} came in {timeout} s")
@@ -224,21 +226,32 @@ def recover_ranks(group: Any, ranks: Sequence[int], timeout: float = 60.0) -> Pr
 activate_ranks = recover_ranks
 
 
-def join_group(group: Any) -> None:
-    """The replacement's side of recover_ranks(): waits for the others.
+def _tell_pytorch(group: Any, backend: Any) -> None:
+    """PyTorch knows the ranks of a group by a table of its own."""
+    table: Any = _c10d._world.pg_group_ranks.get(_dist.group.WORLD if group is None else group)
+    if table is not None and len(table) != backend.size():
+        table.clear()
+        table.update({rank: place for place, rank in enumerate(backend.ranks_of_world())})
 
-    Before it the operations of the group do the part of this rank alone.
+
+def join_group(group: Any) -> None:
+    """The side of recover_ranks() of a replacement, of a newcomer, or of a living rank that was left out: waits for the
+    others.
+
+    Before it the operations of a replacement, of a newcomer and of a rank that left by itself do the part of this rank
+    alone; those of a rank that the others left out fail.
     """
-    _backend(group).join()
+    backend = _backend(group)
+    backend.join()
+    _tell_pytorch(group, backend)
 
 
 def deactivate_ranks(group: Any, ranks: Sequence[int]) -> ProposeViewUpdateResponse:
-    """Says of ranks that are gone that they are. NotImplementedError for one that is there."""
+    """Leaves living ranks out of the default group, and so of all groups; this rank itself leaves. One rank calls it.
+    Ranks that are gone are only confirmed. join_group() takes a rank back.
+    """
     backend = _backend(group)
-    there = set(backend.living()) & set(_checked(backend, ranks, "deactivate_ranks"))
-    if there:
-        raise NotImplementedError(f"deactivate_ranks: ranks {sorted(there)} are alive; MEP leaves out only ranks that "
-                                  "failed or left: end their processes")
+    backend.deactivate(_checked(backend, ranks, "deactivate_ranks"))
     return _response(backend, ranks, [], "")
 
 

@@ -38,10 +38,11 @@ def is_checked_by_gloo() -> bool:
     return bool(_dist.is_gloo_available() and _c10d.get_debug_level() == _c10d.DebugLevel.DETAIL)
 
 
-def create(backend: str, options: Any, pg_options: Any = None, joins_later: bool = False) -> Any:
+def create(backend: str, options: Any, pg_options: Any = None, joins_later: bool = False, max_size: int = 0) -> Any:
     """Makes a process group for PyTorch, by what register_backend(extended_api=True) gives.
 
     joins_later: of a replacement, which takes its place by join() of the group and is alone until then.
+    max_size: up to how many ranks the default group may grow; 0: it does not.
     """
     del pg_options
     if getattr(options, "enable_reconfigure", False):
@@ -58,9 +59,11 @@ def create(backend: str, options: Any, pg_options: Any = None, joins_later: bool
                                            backend)
         if group is not None:
             return group
-    return ProcessGroupMep.make_world(options.store, options.group_rank, options.group_size, timeout,
-                                      f"torch-{options.group_id or 'world'}", joins, joins_later,
-                                      not ranks, backend)
+    place = _binding.Place()
+    place.rank, place.size, place.max_size, place.timeout = options.group_rank, options.group_size, max_size, timeout
+    place.job = f"torch-{options.group_id or 'world'}"
+    place.is_replacement, place.joins_later = joins, joins_later
+    return ProcessGroupMep.make_world(options.store, place, not ranks, backend)
 
 
 def _timeout_of(options: Any) -> datetime.timedelta:

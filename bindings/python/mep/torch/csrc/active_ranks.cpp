@@ -14,7 +14,7 @@ bool has_bit(const std::vector<uint64_t>& bits, int rank) {
 
 }  // namespace
 
-ActiveRanks::ActiveRanks(at::Tensor mirror, int size) : mirror_(std::move(mirror)), size_(size) {
+ActiveRanks::ActiveRanks(at::Tensor mirror, int size) : mirror_(std::move(mirror)) {
   TORCH_CHECK_VALUE(mirror_.scalar_type() == at::kInt && mirror_.is_contiguous(),
                     "mep: active_ranks must be a contiguous tensor of int32");
   TORCH_CHECK_VALUE(mirror_.numel() >= size, "mep: active_ranks has ", mirror_.numel(),
@@ -29,9 +29,19 @@ void ActiveRanks::show(const std::vector<int>& living) {
   publish();
 }
 
+void ActiveRanks::keep(const std::vector<int>& living) {
+  const std::lock_guard lock(mutex_);
+  const at::Tensor before = ranks_.clone();
+  ranks_.zero_();
+  for (const int rank : living) {
+    ranks_.data_ptr<int32_t>()[rank] = before.data_ptr<int32_t>()[rank];
+  }
+  publish();
+}
+
 void ActiveRanks::lose(const std::vector<uint64_t>& failed) {
   const std::lock_guard lock(mutex_);
-  for (int rank = 0; rank < size_; ++rank) {
+  for (int rank = 0; rank < static_cast<int>(ranks_.numel()); ++rank) {
     if (has_bit(failed, rank)) ranks_.data_ptr<int32_t>()[rank] = 0;
   }
   publish();
@@ -39,7 +49,7 @@ void ActiveRanks::lose(const std::vector<uint64_t>& failed) {
 
 at::Tensor ActiveRanks::hint(const std::vector<uint64_t>& failed) const {
   at::Tensor hint = at::zeros({mirror_.numel()}, at::kInt);
-  for (int rank = 0; rank < size_; ++rank) {
+  for (int rank = 0; rank < static_cast<int>(hint.numel()); ++rank) {
     if (has_bit(failed, rank)) hint.data_ptr<int32_t>()[rank] = 1;
   }
   return hint;

@@ -20,6 +20,8 @@ class ActiveRanks {
   const at::Tensor& mirror() const { return mirror_; }
   // These ranks alone are there.
   void show(const std::vector<int>& living);
+  // Ranks that are not among these are gone.
+  void keep(const std::vector<int>& living);
   // The ranks of a bitmap are gone.
   void lose(const std::vector<uint64_t>& failed);
   // A tensor as long as the mirror: 1 for each rank of the bitmap.
@@ -29,7 +31,6 @@ class ActiveRanks {
   void publish();
 
   const at::Tensor mirror_;
-  const int size_;
   std::mutex mutex_;
   at::Tensor ranks_;  // on the CPU, as long as the mirror. Guarded by mutex_
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include <c10/util/Exception.h>
 
@@ -27,6 +28,10 @@ void check(mep_result_t result, const char* what) {
 
 bool is_loss(mep_result_t result) {
   return result == MEP_ERR_PEER_FAILED || result == MEP_ERR_PEER_LEFT;
+}
+
+bool is_exclusion(mep_result_t result) {
+  return result == MEP_ERR_EVICTED || result == MEP_ERR_NO_QUORUM;
 }
 
 std::exception_ptr error_of(mep_result_t result, const char* what) {
@@ -106,8 +111,20 @@ void Communicator::revoke() const {
 
 void Communicator::open(mep_comm_t handle) {
   const std::lock_guard lock(mutex_);
-  handle_ = handle;
+  (void)replace(handle);
   is_awaited_ = false;
+}
+
+mep_comm_t Communicator::replace(mep_comm_t handle) {
+  timeout_ms_ = 0;
+  is_excluded_.store(false, std::memory_order_relaxed);
+  return std::exchange(handle_, handle);
+}
+
+void Communicator::expect() {
+  const std::lock_guard lock(mutex_);
+  is_awaited_ = handle_ == nullptr;
+  is_excluded_.store(false, std::memory_order_relaxed);
 }
 
 bool Communicator::close(std::chrono::milliseconds patience) {

@@ -29,6 +29,8 @@ constexpr int kLongestSleepMs = 100;
 void check(mep_result_t result, const char* what);
 // Whether members failed or left: the communicator goes on without them.
 bool is_loss(mep_result_t result);
+// Whether the others went on without this rank, which may join them again.
+bool is_exclusion(mep_result_t result);
 // The same error, to be thrown by Work::wait.
 std::exception_ptr error_of(mep_result_t result, const char* what);
 // That the group is no more, which MEP was not asked about.
@@ -51,6 +53,9 @@ class Communicator {
   // Relaxed: says only that some operation has failed.
   bool has_failed() const { return has_failed_.load(std::memory_order_relaxed); }
   void note_failure() { has_failed_.store(true, std::memory_order_relaxed); }
+  // Whether an operation has told, since open(), that the others went on without this rank.
+  bool is_excluded() const { return is_excluded_.load(std::memory_order_relaxed); }
+  void note_exclusion() { is_excluded_.store(true, std::memory_order_relaxed); }
   // A child of fork() must not touch what the parent's threads may have held.
   bool is_forked() const;
   // Ranks in the present view. Throws DistBackendError.
@@ -65,6 +70,8 @@ class Communicator {
   // The timeout of operations that begin from now on.
   void set_timeout(std::chrono::milliseconds timeout);
   Pending& pending() { return pending_; }
+  // Another handle takes the place of the present one, which is returned. Nothing is pending.
+  mep_comm_t replace(mep_comm_t handle);
   // Ends what has ended, in the order in which it began. Whom to announce to is appended to *ended.
   void sweep(std::vector<c10::intrusive_ptr<MepWork>>* ended);
 
@@ -76,12 +83,15 @@ class Communicator {
   // Waits for what is pending, at most `patience`, gives up what is left, and destroys the communicator.
   // False: it is still in use, and goes with its world.
   bool close(std::chrono::milliseconds patience);
+  // After close(): another open() is to come.
+  void expect();
 
  private:
   mep_comm_t handle_ = nullptr;
   bool is_awaited_ = true;
   const pid_t owner_;
   std::atomic<bool> has_failed_{false};
+  std::atomic<bool> is_excluded_{false};
   std::mutex mutex_;
   Pending pending_;
   uint32_t timeout_ms_ = 0;  // 0: not known

@@ -41,6 +41,11 @@ GpuCommunicator::GpuCommunicator(c10::intrusive_ptr<c10d::Store> store,
       rank_(rank),
       size_(size) {}
 
+void GpuCommunicator::set_size(int size) {
+  const std::lock_guard order(order_mutex_);
+  size_ = size;
+}
+
 std::shared_ptr<Communicator> GpuCommunicator::comm() const {
   const std::lock_guard lock(comm_mutex_);
   return comm_;

@@ -28,6 +28,8 @@ class GpuCommunicator : public std::enable_shared_from_this<GpuCommunicator> {
   GpuCommunicator(const GpuCommunicator&) = delete;
   GpuCommunicator& operator=(const GpuCommunicator&) = delete;
 
+  // After the host's communicator has grown.
+  void set_size(int size);
   // Collective: makes the communicator on this GPU, if it is not there or ranks have been replaced since. Blocks the
   // host. Throws DistBackendError; NotImplementedError where the library has no GPUs.
   void connect(at::Device device, std::chrono::milliseconds timeout);
@@ -51,9 +53,9 @@ class GpuCommunicator : public std::enable_shared_from_this<GpuCommunicator> {
   const std::shared_ptr<World> world_;
   const std::shared_ptr<Communicator> host_;
   const int rank_;
-  const int size_;
 
   std::mutex order_mutex_;  // held while an operation is enqueued, or the communicator made
+  int size_;
   std::optional<at::Device> device_;
   uint64_t generation_ = 0;  // of the world, when the communicator was made or kept
   std::optional<c10::Stream> own_stream_;

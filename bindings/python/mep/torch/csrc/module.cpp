@@ -29,19 +29,19 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   const auto backend = py::module_::import("torch._C._distributed_c10d").attr("Backend");
   py::class_<ProcessGroupMep, c10::intrusive_ptr<ProcessGroupMep>> group(m, "ProcessGroupMep",
                                                                          backend);
+  using Place = mep_torch::World::Place;
+  py::class_<Place>(m, "Place")
+      .def(py::init<>())
+      .def_readwrite("rank", &Place::rank)
+      .def_readwrite("size", &Place::size)
+      .def_readwrite("timeout", &Place::timeout)
+      .def_readwrite("job", &Place::job)
+      .def_readwrite("is_replacement", &Place::is_replacement)
+      .def_readwrite("joins_later", &Place::joins_later)
+      .def_readwrite("max_size", &Place::max_size);
   group
-      .def_static(
-          "make_world",
-          [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-             std::chrono::milliseconds timeout, const std::string& job, bool is_replacement,
-             bool joins_later, bool is_default, const std::string& backend_name) {
-            return ProcessGroupMep::make_world(
-                store, {rank, size, timeout, job, is_replacement, joins_later}, is_default,
-                backend_name);
-          },
-          py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("job"),
-          py::arg("is_replacement"), py::arg("joins_later"), py::arg("is_default"),
-          py::arg("backend_name"), without_gil())
+      .def_static("make_world", &ProcessGroupMep::make_world, py::arg("store"), py::arg("place"),
+                  py::arg("is_default"), py::arg("backend_name"), without_gil())
       .def_static("make_group", &ProcessGroupMep::make_group, py::arg("store"), py::arg("ranks"),
                   py::arg("rank"), py::arg("name"), py::arg("timeout"), py::arg("backend_name"),
                   without_gil())
@@ -62,11 +62,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("set_active_ranks", &ProcessGroupMep::set_active_ranks, py::arg("mirror"), without_gil())
       .def("active_ranks", &ProcessGroupMep::active_ranks)
       .def("living", &ProcessGroupMep::living, without_gil())
+      .def("ranks_of_world", &ProcessGroupMep::ranks_of_world)
       .def("epoch", &ProcessGroupMep::epoch, without_gil())
       .def("peers_are_ready", &ProcessGroupMep::peers_are_ready, py::arg("ranks"), without_gil())
       .def("recover", &ProcessGroupMep::recover, py::arg("ranks"), py::arg("timeout"),
            without_gil())
-      .def("join", &ProcessGroupMep::join, without_gil());
+      .def("join", &ProcessGroupMep::join, without_gil())
+      .def("deactivate", &ProcessGroupMep::deactivate, py::arg("ranks"), without_gil());
   mep_torch::add_buffer_streams(m);
   mep_torch::add_low_latency(m);
   mep_torch::add_high_throughput(m);

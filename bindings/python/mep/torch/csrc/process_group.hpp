@@ -100,17 +100,25 @@ class ProcessGroupMep final : public c10d::Backend {
   // Ranks of the group in its present view, and the number of that view: this rank alone and 0 before it has joined.
   std::vector<int> living() const;
   uint64_t epoch() const;
+  // Its ranks by their numbers in the default group.
+  const std::vector<int32_t>& ranks_of_world() const {
+    return comms_.ranks;
+  }
   // Whether each rank is in, or waits in join() of the default group. All ranks that are there call it with the same
   // ranks while one of those is not in, and get the same answer.
   std::vector<bool> peers_are_ready(const std::vector<int>& ranks);
-  // Admits replacements of the ranks that are gone; in a group other than the world, takes them in that are in the
-  // world already. All ranks that are there call it with the same ranks, the replacements join(). False: not all of
-  // them are in; those that came are.
+  // Admits replacements of the ranks that are gone, and ranks beyond the group's size, which it grows by; in a group
+  // other than the world, takes them in that are in the world already. All ranks that are there call it with the same
+  // ranks, the replacements and newcomers join(). False: not all of them are in; those that came are.
   bool recover(const std::vector<int>& ranks, std::chrono::milliseconds timeout);
-  // The replacement's side of recover().
+  // The side of recover() of a replacement, or of a rank that lives and was left out.
   void join();
+  // Leaves living ranks out of the world, and so of all groups; this rank itself leaves. One rank calls it. Returns
+  // when that is decided. Throws DistBackendError; NotImplementedError in a group other than the world.
+  void deactivate(const std::vector<int>& ranks);
   // From now on losses are told by the tensor and by lost_ranks(): ActiveRanks.
   void set_active_ranks(const at::Tensor& mirror);
+  // The tensor, after ranks that are gone by now got their 0.
   at::Tensor active_ranks() const;
   // A tensor with a 1 for each rank whose loss made the work fail, which has ended and is of such a group. Undefined
   // for another work.
@@ -202,6 +210,11 @@ class ProcessGroupMep final : public c10d::Backend {
   void enter(const c10::intrusive_ptr<c10d::Store>& store, std::shared_ptr<World> world,
              Comms comms);
   void leave();
+  bool admit(const std::vector<int>& ranks, std::chrono::milliseconds timeout);
+  // In a group other than the world: takes ranks in beyond its size.
+  void grow(const std::vector<int32_t>& newcomers);
+  // Has another size from now on.
+  void take_ranks(const std::vector<int32_t>& ranks);
 
   const std::string backend_name_;  // what it was registered as
   const c10::intrusive_ptr<c10d::Store> store_;

@@ -122,29 +122,38 @@ bool MepWork::advance(uint32_t wait_ms) {
 }
 
 void MepWork::fail(mep_result_t result, const mep_op_info_t* info) {
-  const bool is_lost = call_.active != nullptr && is_loss(result);
-  if (is_lost) lose(info);
+  const bool is_lost = call_.active != nullptr && (is_loss(result) || is_exclusion(result));
+  if (is_exclusion(result)) comm_->note_exclusion();
+  if (is_lost) {
+    const std::vector<uint64_t> failed = lost_by(result, info);
+    lost_.resize(std::max(lost_.size(), failed.size()));
+    for (size_t word = 0; word < failed.size(); ++word) lost_[word] |= failed[word];
+    call_.active->lose(lost_);
+  }
   if (failed_ != nullptr) return;
   failed_ = error_of(result, call_.name);
   is_only_lost_ = is_lost;
 }
 
-void MepWork::lose(const mep_op_info_t* info) {
+std::vector<uint64_t> MepWork::lost_by(mep_result_t result, const mep_op_info_t* info) const {
   std::vector<uint64_t> failed;
+  if (is_exclusion(result)) {
+    failed.resize(static_cast<size_t>(rank_) / 64 + 1);
+    failed.back() = uint64_t{1} << (rank_ % 64);
+    return failed;
+  }
   if (info != nullptr) failed.assign(info->failed, info->failed + info->failed_words);
   if (std::all_of(failed.begin(), failed.end(), [](uint64_t word) { return word == 0; })) {
     // A message tells of its peer alone, and not always: those that the view lacks.
     int32_t size = 0;
-    if (mep_comm_size(comm_->handle(), &size) != MEP_SUCCESS) return;
+    if (mep_comm_size(comm_->handle(), &size) != MEP_SUCCESS) return failed;
     failed.assign((static_cast<size_t>(size) + 63) / 64, ~uint64_t{0});
     for (const int rank : comm_->living()) {
       failed[static_cast<size_t>(rank) / 64] &= ~(uint64_t{1} << (rank % 64));
     }
     if (size % 64 != 0) failed.back() &= (uint64_t{1} << (size % 64)) - 1;
   }
-  lost_.resize(std::max(lost_.size(), failed.size()));
-  for (size_t word = 0; word < failed.size(); ++word) lost_[word] |= failed[word];
-  call_.active->lose(lost_);
+  return failed;
 }
 
 std::exception_ptr MepWork::told_error() const {

@@ -100,7 +100,8 @@ class MepWork final : public c10d::Work {
   void end(std::exception_ptr error);
   // A step has failed; `info` says more of it, or is NULL.
   void fail(mep_result_t result, const mep_op_info_t* info);
-  void lose(const mep_op_info_t* info);
+  // Ranks whose loss the result of a step tells of.
+  std::vector<uint64_t> lost_by(mep_result_t result, const mep_op_info_t* info) const;
   // The error that wait() throws, or null.
   std::exception_ptr told_error() const;
 

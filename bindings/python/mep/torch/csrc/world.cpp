@@ -14,6 +14,9 @@ namespace {
 
 constexpr const char* kMakersName = "makers";
 constexpr const char* kMessagesName = "messages";
+// Before the name of a group.
+constexpr const char* kCollectives = "c:";
+constexpr const char* kMessages = "m:";
 // MEP's limit is 63 bytes; a longer name of a group goes by its hash.
 constexpr size_t kMostNameBytes = 60;
 
@@ -41,12 +44,15 @@ int get_from_store(void* user, const char* key, void* value, size_t capacity, si
   }
 }
 
-// A second communicator of all ranks, or a replacement's part of it.
+// A second communicator of all ranks, or a replacement's part of it. Newcomers make it with the others.
 mep_comm_t second(mep_comm_t world, const char* name, bool is_replacement) {
   mep_comm_t comm = nullptr;
   if (is_replacement) {
-    check(mep_comm_attach(world, name, &comm), "join a process group");
-    return comm;
+    const mep_result_t found = mep_comm_attach(world, name, &comm);
+    if (found != MEP_ERR_NOT_FOUND) {
+      check(found, "join a process group");
+      return comm;
+    }
   }
   check(mep_comm_dup(world, &comm), "make a process group");
   check(mep_comm_set_name(comm, name), "make a process group");
@@ -59,6 +65,17 @@ std::weak_ptr<World> current_world;  // guarded by current_mutex
 // In the store: "1" while a replacement of the rank waits to be admitted.
 std::string waiting_key(int rank) {
   return "mep/waiting/" + std::to_string(rank);
+}
+
+// In the store: the ranks of a group, as int32.
+std::string ranks_key(const std::string& group) {
+  return "mep/ranks/" + group;
+}
+
+std::vector<int32_t> first_ranks(int32_t size) {
+  std::vector<int32_t> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
 }
 
 std::string comm_name(const char* kind, const std::string& group) {
@@ -81,6 +98,7 @@ mep_comm_t start_world(c10d::Store& store, const World::Place& place, std::optio
   config.device = gpu.value_or(0);
   config.rank = place.rank;
   config.size = place.size;
+  config.max_size = place.max_size;
   config.timeout_ms = to_ms(place.timeout);
   config.init_timeout_ms = to_ms(place.timeout);
   config.job = place.job.c_str();
@@ -104,14 +122,16 @@ void World::set_current(const std::shared_ptr<World>& world) {
 World::World(c10::intrusive_ptr<c10d::Store> store, const Place& place)
     : store_(std::move(store)),
       place_(place),
-      comms_{{}, {}, std::make_shared<Communicator>(), std::make_shared<Communicator>()},
+      comms_{first_ranks(place.size),
+             {},
+             std::make_shared<Communicator>(),
+             std::make_shared<Communicator>()},
       makers_(std::make_shared<Communicator>()) {
-  comms_.ranks.resize(static_cast<size_t>(place.size));
-  std::iota(comms_.ranks.begin(), comms_.ranks.end(), 0);
   if (!place.joins_later) join();
 }
 
 void World::join() {
+  if (is_left_out()) leave(place_.timeout);
   if (comms_.collectives->handle() != nullptr) return;
   const std::string key = waiting_key(place_.rank);
   if (place_.is_replacement) store_->set(key, std::string("1"));
@@ -120,12 +140,40 @@ void World::join() {
     // Its own replacement comes only after its end, so this is never written over what that has written.
     if (place_.is_replacement) store_->set(key, std::string("0"));
     const mep_comm_t world = comms_.collectives->handle();
+    int32_t size = 0;
+    check(mep_comm_size(world, &size), "join a process group");
+    comms_.ranks = first_ranks(size);
     comms_.messages->open(second(world, kMessagesName, place_.is_replacement));
     makers_->open(second(world, kMakersName, place_.is_replacement));
   } catch (...) {
     close(std::chrono::milliseconds(0));
     throw;
   }
+}
+
+std::vector<std::shared_ptr<Communicator>> World::all() const {
+  std::vector<std::shared_ptr<Communicator>> comms{comms_.collectives, comms_.messages};
+  const std::lock_guard lock(makers_->mutex());
+  for (const auto& each : groups_) {
+    if (auto group = each.lock()) comms.push_back(std::move(group));
+  }
+  return comms;
+}
+
+bool World::is_left_out() const {
+  const auto comms = all();
+  return std::any_of(comms.begin(), comms.end(),
+                     [](const auto& comm) { return comm->is_excluded(); });
+}
+
+void World::leave(std::chrono::milliseconds patience) {
+  const auto left = all();
+  close(patience);
+  TORCH_CHECK(comms_.collectives->handle() == nullptr,
+              "mep: leave the process group: something that was made of it is in use; destroy that "
+              "first");
+  for (const auto& each : left) each->expect();
+  place_.is_replacement = place_.joins_later = true;
 }
 
 bool World::is_waiting(int rank) const {
@@ -155,7 +203,12 @@ mep_comm_t World::group_comm(const std::vector<int32_t>& ranks, const std::strin
 Comms World::make_group(const std::vector<int32_t>& ranks, const std::string& name,
                         std::chrono::milliseconds timeout) {
   Comms group{ranks, name, std::make_shared<Communicator>(), std::make_shared<Communicator>()};
-  if (place_.joins_later && comms_.collectives->handle() == nullptr) return group;
+  if (place_.joins_later && comms_.collectives->handle() == nullptr) {
+    const auto* first = reinterpret_cast<const uint8_t*>(ranks.data());
+    store_->set(ranks_key(name),
+                std::vector<uint8_t>(first, first + ranks.size() * sizeof(int32_t)));
+    return group;
+  }
   join_group(group, timeout);
   return group;
 }
@@ -169,8 +222,8 @@ void World::join_group(const Comms& group, std::chrono::milliseconds timeout) {
     comm->open(group_comm(group.ranks, comm_name(kind, group.name), timeout));
     groups_.push_back(comm);
   };
-  fill(group.collectives, "c:");
-  fill(group.messages, "m:");
+  fill(group.collectives, kCollectives);
+  fill(group.messages, kMessages);
 }
 
 bool World::recover(const std::vector<int32_t>& ranks, std::chrono::milliseconds timeout,
@@ -183,6 +236,48 @@ bool World::recover(const std::vector<int32_t>& ranks, std::chrono::milliseconds
   if (result != MEP_ERR_TIMEOUT) check(result, "recover ranks");
   if (*admitted > 0) generation_.fetch_add(1, std::memory_order_relaxed);
   return result != MEP_ERR_TIMEOUT;
+}
+
+bool World::grow(int32_t count, std::chrono::milliseconds timeout) {
+  const std::scoped_lock lock(makers_->mutex(), comms_.messages->mutex(),
+                              comms_.collectives->mutex());
+  TORCH_CHECK(comms_.messages->pending().empty() && comms_.collectives->pending().empty(),
+              "mep: grow a process group: operations are pending; wait for them first");
+  mep_comm_t grown = nullptr;
+  const mep_result_t result =
+      mep_comm_grow(comms_.collectives->handle(), count, to_ms(timeout), &grown);
+  if (result == MEP_ERR_TIMEOUT) return false;
+  check(result, "grow a process group");
+  smaller_.push_back(comms_.collectives->replace(grown));
+  comms_.ranks = first_ranks(static_cast<int32_t>(comms_.ranks.size()) + count);
+  generation_.fetch_add(1, std::memory_order_relaxed);
+  // The names are free first, for replacements attach by them.
+  (void)mep_comm_destroy(comms_.messages->replace(nullptr));
+  (void)mep_comm_destroy(makers_->replace(nullptr));
+  (void)comms_.messages->replace(second(grown, kMessagesName, false));
+  (void)makers_->replace(second(grown, kMakersName, false));
+  return true;
+}
+
+std::vector<int32_t> World::ranks_of(const std::string& group) const {
+  if (!store_->check({ranks_key(group)})) return {};
+  const std::vector<uint8_t> bytes = store_->get(ranks_key(group));
+  std::vector<int32_t> ranks(bytes.size() / sizeof(int32_t));
+  std::memcpy(ranks.data(), bytes.data(), ranks.size() * sizeof(int32_t));
+  return ranks;
+}
+
+void World::grow_group(const Comms& group, std::chrono::milliseconds timeout) {
+  const std::scoped_lock lock(makers_->mutex(), group.messages->mutex(),
+                              group.collectives->mutex());
+  TORCH_CHECK(group.messages->pending().empty() && group.collectives->pending().empty(),
+              "mep: grow a process group: operations are pending; wait for them first");
+  const auto grow = [&](Communicator& comm, const char* kind) {
+    mep_comm_t made = group_comm(group.ranks, comm_name(kind, group.name), timeout);
+    (void)mep_comm_destroy(comm.replace(made));
+  };
+  grow(*group.collectives, kCollectives);
+  grow(*group.messages, kMessages);
 }
 
 void World::catch_up() {
@@ -215,7 +310,8 @@ void World::close(std::chrono::milliseconds patience) {
   }
   if (makers_ != nullptr) (void)makers_->close(patience);
   if (comms_.messages != nullptr) (void)comms_.messages->close(patience);
-  (void)comms_.collectives->close(patience);
+  if (!comms_.collectives->close(patience)) return;
+  for (; !smaller_.empty(); smaller_.pop_back()) (void)mep_comm_destroy(smaller_.back());
 }
 
 }  // namespace mep_torch

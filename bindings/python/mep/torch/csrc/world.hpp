@@ -41,6 +41,7 @@ class World {
     bool is_replacement =
         false;  // takes the place of a rank that is gone, once the others call recover()
     bool joins_later = false;  // a replacement that calls join()
+    int max_size = 0;          // up to how many ranks it may grow; 0: size
   };
 
   // Blocks until all ranks are there, but not for one that joins later. Throws DistBackendError.
@@ -50,8 +51,13 @@ class World {
 
   const Comms& comms() const { return comms_; }
   bool is_replacement() const { return place_.is_replacement; }
-  // Takes its place, or does nothing if it has that. Blocks until the others call recover(). Throws DistBackendError.
+  // Takes its place, or does nothing if it has that. Blocks until the others call recover() or grow(). Throws
+  // DistBackendError.
   void join();
+  // Whether an operation has told that the others went on without this rank, which lives.
+  bool is_left_out() const;
+  // Leaves all groups. They concern this rank alone until join(), as those of a replacement.
+  void leave(std::chrono::milliseconds patience);
   // Whether a replacement of the rank has called join() and waits. Asks the store.
   bool is_waiting(int rank) const;
   // Blocks until all the listed ranks have called, with the same list and name; does not before join().
@@ -66,6 +72,13 @@ class World {
   // False: not all of them have in time. Throws DistBackendError.
   bool recover(const std::vector<int32_t>& ranks, std::chrono::milliseconds timeout,
                int32_t* admitted);
+  // Collective, with nothing pending: admits so many ranks beyond the present ones. False: not all of them came in time,
+  // and nothing has changed. Throws DistBackendError.
+  bool grow(int32_t count, std::chrono::milliseconds timeout);
+  // The ranks of a group as newcomers have made it; none, if there is no such. Asks the store.
+  std::vector<int32_t> ranks_of(const std::string& group) const;
+  // The members' side of join_group() of newcomers: the group's communicators are of its listed ranks from now on.
+  void grow_group(const Comms& group, std::chrono::milliseconds timeout);
   // A group may know of a loss a moment before the world's communicator does: waits for that.
   void catch_up();
   void abort() const;
@@ -73,16 +86,19 @@ class World {
   void close(std::chrono::milliseconds patience);
 
  private:
+  std::vector<std::shared_ptr<Communicator>> all() const;
   mep_comm_t group_comm(const std::vector<int32_t>& ranks, const std::string& name,
                         std::chrono::milliseconds timeout);
 
   const c10::intrusive_ptr<c10d::Store> store_;
-  const Place place_;
+  Place place_;
   // Relaxed: the threads of a program that recovers are ordered by the program.
   std::atomic<uint64_t> generation_{0};
   Comms comms_;
   std::shared_ptr<Communicator> makers_;  // groups are made of it; its mutex guards groups_
   std::vector<std::weak_ptr<Communicator>> groups_;
+  std::vector<mep_comm_t>
+      smaller_;  // worlds that this one has grown from, the first one last to go
 };
 
 // A world of MEP whose ranks meet through the store; on a GPU, if there is one. Blocks. Throws.
