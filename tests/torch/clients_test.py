@@ -158,6 +158,8 @@ def rank_buffer_after_recovery():
         layers_after_recovery(kept, rank, world)
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
+        launch.wait_until(lambda: 1 not in mep.torch.living(), "rank 1 lives")
+        refused(RuntimeError, "mep.torch.recover([1])", kept.update_ep_member)
         mep.torch.recover([1], timeout=60)  # with no call before it that raises
         buffer.destroy()
         refused(RuntimeError, "was destroyed", buffer.update_ep_member)

@@ -83,8 +83,12 @@ def refused(kind, text, call, *arguments, **options):
 
 def wait_for(path, limit_s=60):
     """Until the file exists."""
+    wait_until(path.exists, f"{path} did not come", limit_s)
+
+
+def wait_until(condition, otherwise, limit_s=60):
     limit = time.monotonic() + limit_s
-    while not path.exists():
+    while not condition():
         if time.monotonic() > limit:
-            raise AssertionError(f"{path} did not come")
+            raise AssertionError(otherwise)
         time.sleep(0.01)

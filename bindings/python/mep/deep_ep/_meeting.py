@@ -10,6 +10,7 @@ import torch
 import torch.distributed as _dist
 
 import mep
+from mep.torch import backend_of
 
 _made: "Dict[str, int]" = collections.Counter()  # communicators that this process has made, by the name of the group
 
@@ -63,7 +64,7 @@ class Place:
         self.rank, self.size = group.rank(), group.size()
         self.is_on_gpus = {device.type for device in getattr(group, "_device_types", ())} == {"cuda"}
         number = _made[group.group_name]
-        if together and self.size > 1 and _dist.get_backend(group) == "mep":
+        if together and self.size > 1 and backend_of(group) is not None:
             number = _most(group, number)
         _made[group.group_name] = number + 1
         c10d: Any = _dist  # it does not say which of its names are public

@@ -6,6 +6,7 @@ from typing import Any, Callable, List, Optional, Tuple, Union
 import torch
 
 import mep
+from mep.torch import backend_of
 
 from .utils.event import EventHandle, EventOverlap
 from ._high_throughput import HighThroughput, _Rows
@@ -119,6 +120,10 @@ class Buffer:
         self._check_not_destroyed()
         if self._place is None:
             raise NotImplementedError("update_ep_member: this Buffer was made from a mep.Comm; make another Buffer over it")
+        backend = backend_of(self.group)
+        gone = [] if backend is None else sorted(set(range(self.group_size)) - set(backend.living()))
+        if gone:
+            raise RuntimeError(f"update_ep_member: ranks {gone} of the group are gone; mep.torch.recover({gone}) comes first")
         self._leave()
         self._come_together()
 

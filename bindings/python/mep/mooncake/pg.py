@@ -98,18 +98,9 @@ def _backend(group: Any) -> Any:
     """MEP's backend of a process group, which may be given itself."""
     if group is None:
         group = _dist.group.WORLD
-    candidates = [group]
-    if isinstance(group, _dist.ProcessGroup):
-        candidates = []
-        for device in _DEVICES.values():
-            try:
-                candidates.append(group._get_backend(torch.device(device)))
-            except RuntimeError:
-                continue  # it has none for this device
-    for backend in candidates:
-        backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
-        if isinstance(backend, _mep_torch.ProcessGroupMep):
-            return backend
+    backend = _mep_torch.backend_of(group)
+    if backend is not None:
+        return backend
     raise TypeError(f"{group!r} is no process group of the backends {', '.join(_DEVICES)}")
 
 

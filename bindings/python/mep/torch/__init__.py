@@ -76,6 +76,23 @@ def is_replacement() -> bool:
     return os.environ.get("MEP_JOIN") == "1"
 
 
+def backend_of(group: Any) -> Any:
+    """MEP's backend of a process group, which may be given itself; None: it has none."""
+    candidates = [group]
+    if isinstance(group, _dist.ProcessGroup):
+        candidates = []
+        for device in ("cpu", "cuda"):
+            try:
+                candidates.append(group._get_backend(_torch.device(device)))
+            except RuntimeError:
+                continue  # it has none for this device
+    for backend in candidates:
+        backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+        if isinstance(backend, ProcessGroupMep):
+            return backend
+    return None
+
+
 def living() -> list[int]:
     """The ranks of the default group that are there, as this rank knows it now."""
     ranks: list[int] = _binding.living()
@@ -115,4 +132,4 @@ register()
 # Groups that a program leaves without destroy_process_group() are left in order when it ends.
 atexit.register(_binding.shut_all_down)
 
-__all__ = ["ProcessGroupMep", "is_replacement", "living", "recover", "register", "shrink"]
+__all__ = ["ProcessGroupMep", "backend_of", "is_replacement", "living", "recover", "register", "shrink"]
