@@ -65,6 +65,28 @@ __device__ inline uint64_t first_pack() {
   return (uint64_t{blockIdx.x} * kDataThreads + threadIdx.x) * 16;
 }
 
+// Blocks of all other members, all packs of them one after the other: this thread's begin at first(), and are stride()
+// apart.
+class BlockPacks {
+ public:
+  __device__ BlockPacks(const CollFrame& frame, uint64_t bytes)
+      : frame_(frame),
+        of_block_(static_cast<uint32_t>((bytes + 15) / 16)),
+        count_(of_block_ * (frame.members - 1)) {}
+  __device__ uint32_t count() const { return count_; }
+  __device__ uint32_t first() const { return blockIdx.x * kDataThreads + threadIdx.x; }
+  __device__ uint32_t stride() const { return gridDim.x * kDataThreads; }
+  __device__ uint32_t member(uint32_t number) const {
+    return frame_.member_after(1 + number / of_block_);
+  }
+  __device__ uint64_t at(uint32_t number) const { return uint64_t{number % of_block_} * 16; }
+
+ private:
+  const CollFrame& frame_;
+  uint32_t of_block_;
+  uint32_t count_;
+};
+
 // One step of packets, of the data threads.
 class PacketStep {
  public:
@@ -84,6 +106,16 @@ class PacketStep {
     const bool aligned = is_aligned(from);
     for (uint64_t i = first_pack(); i < call.bytes; i += gridDim.x * kPackStride) {
       store(target, i, load_user(from, i, call.bytes, aligned));
+    }
+  }
+  // This thread's packs of each other member's block.
+  __device__ void store_blocks(const CollCall& call, const uint8_t* send) const {
+    const BlockPacks packs(*frame_, call.bytes);
+    for (uint32_t number = packs.first(); number < packs.count(); number += packs.stride()) {
+      const uint32_t target = packs.member(number);
+      const uint8_t* block = send + target * call.bytes;
+      store(target, packs.at(number),
+            load_user(block, packs.at(number), call.bytes, is_aligned(block)));
     }
   }
   // This rank has come, and calls this.

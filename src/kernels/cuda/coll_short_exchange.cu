@@ -39,6 +39,39 @@ __device__ bool take_single_packs(const PacketStep& step, const CollCall& call,
   return true;
 }
 
+// Takes the blocks of all others; four packs, of whichever sources, are looked at together.
+__device__ bool take_blocks(const PacketStep& step, const CollCall& call, const CollFrame& frame) {
+  auto* receive = static_cast<uint8_t*>(call.receive);
+  if (frame.members == 2) {
+    if (call.bytes <= 16 && call.bytes != 0 && call.kind == Collective::k_alltoall) {
+      return take_single_packs(step, call, frame);
+    }
+    const uint32_t source = frame.member_after(1);
+    return take_packets(step, call, source, receive + source * call.bytes);
+  }
+  const BlockPacks packs(frame, call.bytes);
+  for (uint32_t first = packs.first(); first < packs.count(); first += 4 * packs.stride()) {
+    PacketPair looks[4];
+#pragma unroll
+    for (uint32_t k = 0; k < 4; ++k) {
+      const uint32_t number = first + k * packs.stride();
+      if (number < packs.count()) looks[k] = step.look(packs.member(number), packs.at(number));
+    }
+#pragma unroll 1
+    for (uint32_t k = 0; k < 4 && first + k * packs.stride() < packs.count(); ++k) {
+      const uint32_t number = first + k * packs.stride();
+      const uint32_t source = packs.member(number);
+      const PacketPair seen =
+          k < 2 ? (k == 0 ? looks[0] : looks[1]) : (k == 2 ? looks[2] : looks[3]);
+      uint4 pack;
+      if (!step.take(seen, source, packs.at(number), &pack)) return false;
+      uint8_t* to = receive + source * call.bytes;
+      store_user(to, packs.at(number), call.bytes, is_aligned(to), pack);
+    }
+  }
+  return true;
+}
+
 __device__ void exchange_in_packets(CollState* state, const CollCall& call, CollFrame* frame) {
   const PacketStep step(state, frame);
   const bool gathers = call.kind == Collective::k_allgather;
@@ -87,10 +120,15 @@ __device__ void blocks_in_packets(CollState* state, const CollCall& call, CollFr
   auto* receive = static_cast<uint8_t*>(call.receive);
   const uint32_t rank = state->rank;
   test_delay(state, *frame, 0);
-  for (uint32_t k = 1; k < frame->members; ++k) {
-    const uint32_t target = frame->member_after(k);
-    if (is_given(call, rank, target))
-      step.store_all(target, call, send + (gives_each ? target * call.bytes : 0));
+  if (gives_each && is_given(call, rank, rank)) {
+    if (frame->members > 2) {
+      step.store_blocks(call, send);
+    } else if (frame->members == 2) {
+      const uint32_t target = frame->member_after(1);
+      step.store_all(target, call, send + target * call.bytes);
+    }
+  } else if (!gives_each && rank != call.root) {
+    step.store_all(call.root, call, send);
   }
   test_delay(state, *frame, 1);
   step.announce();
@@ -103,18 +141,13 @@ __device__ void blocks_in_packets(CollState* state, const CollCall& call, CollFr
                  load_user(own_from, i, call.bytes, is_aligned(own_from)));
     }
   }
-  if (call.kind == Collective::k_alltoall && call.bytes != 0 && call.bytes <= 16) {
-    (void)take_single_packs(step, call, *frame);
-  } else {
-    for (uint32_t k = 1; k < frame->members; ++k) {
-      const uint32_t source = frame->member_after(k);
-      if (!is_given(call, source, rank)) continue;
-      uint8_t* to = receive + (gets_of_each ? source * call.bytes : 0);
-      if (!take_packets(step, call, source, to)) break;
-    }
+  if (gets_of_each && is_given(call, rank, rank)) {
+    (void)take_blocks(step, call, *frame);
+  } else if (!gets_of_each && rank != call.root) {
+    (void)take_packets(step, call, call.root, receive);
   }
   // The word of a rank that gives nothing says that it has come.
-  const bool all_give = call.kind == Collective::k_alltoall && call.bytes != 0;
+  const bool all_give = gives_each && gets_of_each && call.bytes != 0;
   if (step.end() && (all_give || step.wait_for_all())) step.confirm();
 }
 
