@@ -51,7 +51,7 @@ ProposalPtr some_value(Random& random) {
   for (uint32_t i = random.below(5); i > 0; --i) {
     value->comms.push_back({random.next(), random.next()});
     value->channels.push_back({random.next(), random.next(), random.next(), random.next(),
-                               random.chance(50) ? kNoSlot : random.below(kSlots),
+                               random.next(), random.chance(50) ? kNoSlot : random.below(kSlots),
                                some_slots(random)});
     value->settled.push_back({random.next(), random.next(), random.next()});
     value->revoked.push_back(random.next());
