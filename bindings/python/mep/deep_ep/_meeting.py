@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import collections
-import datetime
+import time
 import uuid
 from typing import Any, Dict, Optional
 
@@ -25,7 +25,12 @@ class _Store:
         self._store.set(key, value)
 
     def get(self, key: str, timeout: float) -> bytes:
-        self._store.wait([key], datetime.timedelta(seconds=timeout))
+        limit, pause = time.monotonic() + timeout, 0.001
+        while not self._store.check([key]):  # a wait of TCPStore whose time is over prints a warning
+            if time.monotonic() > limit:
+                raise TimeoutError(f"{key} did not come")
+            time.sleep(pause)
+            pause = min(2 * pause, 0.032)
         value: bytes = self._store.get(key)
         return value
 

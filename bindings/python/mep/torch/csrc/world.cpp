@@ -12,6 +12,7 @@
 namespace mep_torch {
 namespace {
 
+constexpr std::chrono::milliseconds kLongestLook{32};
 constexpr const char* kMakersName = "makers";
 constexpr const char* kMessagesName = "messages";
 // Before the name of a group.
@@ -34,7 +35,14 @@ int get_from_store(void* user, const char* key, void* value, size_t capacity, si
                    uint32_t timeout_ms) {
   try {
     auto* store = static_cast<c10d::Store*>(user);
-    store->wait({key}, std::chrono::milliseconds(timeout_ms));
+    // A wait of TCPStore whose time is over prints a warning.
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point limit = Clock::now() + std::chrono::milliseconds(timeout_ms);
+    for (auto pause = std::chrono::milliseconds(1); !store->check({key});
+         pause = std::min(2 * pause, kLongestLook)) {
+      if (Clock::now() >= limit) return 1;
+      std::this_thread::sleep_for(pause);
+    }
     const std::vector<uint8_t> found = store->get(key);
     *bytes = found.size();
     std::memcpy(value, found.data(), std::min(capacity, found.size()));
