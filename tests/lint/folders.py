@@ -95,7 +95,6 @@ DEFINED_ELSEWHERE = {
     ("src/core/cuda/gpu_comm.cpp", "check_device"): WITH_CUDA,
     ("src/core/cuda/gpu_comm.cpp", "choose_device"): WITH_CUDA,
     ("src/core/cuda/make_gpu_backend.cpp", "make_gpu_backend"): WITH_CUDA,
-    ("src/core/cuda/make_gpu_backend.cpp", "make_ep_device"): WITH_CUDA,
     ("src/core/api/ep_api.cpp", "ep_object_of"): "only the C API knows what a handle of the user's holds",
 }
 

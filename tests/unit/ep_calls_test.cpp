@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "core/ep/ep_object.hpp"
+#include "core/ep/host_buffers.hpp"
 #include "core/topo/usable_memory.hpp"
 #include "support/ep_rounds.hpp"
 #include "support/refused.hpp"
@@ -453,7 +454,9 @@ void wrap_around(void**) {
                           COLL_OK(findings, mep_ep_create(comm, &config, &ep));
                           if (ep == nullptr) return;
                           for (uint32_t i = 0; i < c.buffers; ++i) {
-                            mep::ep_object_of(ep).buffer(i).set_use_for_test(first);
+                            static_cast<mep::HostBuffers&>(mep::ep_object_of(ep).buffers())
+                                .at(i)
+                                .set_use_for_test(first);
                           }
                           run_ep_rounds(c, rank, ep, 8 * c.buffers, false, findings);
                           COLL_OK(findings, mep_ep_destroy(ep));

@@ -4,7 +4,7 @@
 #include <iterator>
 #include <string>
 
-#include "core/ep/ep_object.hpp"
+#include "core/ep/host_buffers.hpp"
 #include "support/cmocka_cpp.hpp"
 
 namespace {
@@ -20,7 +20,7 @@ std::string row(uint32_t mode, uint32_t tokens, mep_dtype_t wire, uint32_t ranks
   assert_int_equal(mep::resolve_ep_config(0, ranks, config, &shape), MEP_SUCCESS);
   mep_ep_size_t size;
   mep_ep_size_defaults(&size);
-  mep::estimate_ep_size(shape, &size);
+  mep::estimate_host_buffers(shape, &size);
   std::string text = mode == MEP_EP_LOW_LATENCY ? "| low latency, " : "| high throughput, ";
   text += std::to_string(tokens) + " | ";
   text += wire == 0 ? "bf16" : "fp8";

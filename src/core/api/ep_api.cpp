@@ -9,12 +9,11 @@
 #include "core/ep/dispatch_layout.hpp"
 #include "core/ep/ep_arguments.hpp"
 #include "core/ep/ep_object.hpp"
-#include "core/ep/ep_side.hpp"
 #include "core/operation/operation_record.hpp"
 
 struct mep_ep {
   mep_comm_t comm = nullptr;
-  std::unique_ptr<mep::EpSide> side;
+  std::unique_ptr<mep::EpObject> object;
   std::atomic<uint32_t> handles{0};
   // By buffer: a thread is inside a call on it; see mep::BufferScope.
   std::array<std::atomic<uint32_t>, mep::kMaxEpBuffers> in_call{};
@@ -22,13 +21,13 @@ struct mep_ep {
 
 struct mep_ep_handle {
   mep_ep_t ep = nullptr;
-  mep::EpSideHandle state;
+  mep::EpHandle state;
 };
 
 namespace mep {
 
 EpObject& ep_object_of(mep_ep_t ep) {
-  return *ep->side->host_object();
+  return *ep->object;
 }
 
 namespace {
@@ -42,13 +41,13 @@ mep_result_t check_ep(mep_ep_t ep) {
 // kept: null, or what the memory becomes.
 mep_result_t destroy_ep(mep_ep_t ep, mep_memory_t* kept) {
   MEP_TRY(check_ep(ep));
-  if (ep->handles.load() != 0 || ep->side->in_flight()) {
+  if (ep->handles.load() != 0 || ep->object->buffers().in_flight()) {
     return fail(MEP_ERR_BUSY, "the EP object still has %u handles; destroy them first",
                 ep->handles.load());
   }
   if (kept != nullptr) {
     auto owner = std::make_unique<mep_memory>();
-    owner->memory = ep->side->take_memory();
+    owner->memory = ep->object->buffers().take_memory();
     if (owner->memory != nullptr) *kept = owner.release();
   }
   mep_comm_t comm = ep->comm;
@@ -64,7 +63,7 @@ mep_result_t check_handle(mep_ep_handle_t handle) {
 }
 
 mep_result_t check_buffer(mep_ep_t ep, uint32_t buffer) {
-  const uint32_t buffers = ep->side->shape().buffers;
+  const uint32_t buffers = ep->object->shape().buffers;
   if (buffer < buffers) return MEP_SUCCESS;
   return fail(MEP_ERR_INVALID_ARGUMENT, "buffer is %u; this EP object has %u", buffer, buffers);
 }
@@ -117,7 +116,7 @@ class BufferScope {
 class EpCallScope {
  public:
   explicit EpCallScope(mep_ep_t ep) {
-    if (ep->side->runs_operations()) scope_.emplace(ep->comm);
+    if (ep->object->runs_operations()) scope_.emplace(ep->comm);
   }
   [[nodiscard]] mep_result_t check() const { return scope_ ? scope_->check() : MEP_SUCCESS; }
 
@@ -158,8 +157,8 @@ mep_result_t open_object(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_
 }
 
 // Payload of a call that has sent: the tokens of the handle's dispatch.
-uint64_t bytes_of(CallKind kind, const EpShape& shape, const EpSideHandle& handle) {
-  const uint64_t tokens = std::max(handle.tokens, handle.on_host.routing.tokens);
+uint64_t bytes_of(CallKind kind, const EpShape& shape, const EpHandle& handle) {
+  const uint64_t tokens = std::max(handle.tokens, handle.routing.tokens);
   return tokens *
          (kind == CallKind::kDispatch ? shape.input_row_bytes() : shape.combine_row_bytes());
 }
@@ -173,13 +172,13 @@ mep_result_t call_on_buffer(mep_ep_handle_t handle, CallKind kind, bool sends, C
     MEP_TRY(buffer_scope.check());
     const EpCallScope scope(handle->ep);
     MEP_TRY(scope.check());
-    EpSide& side = *handle->ep->side;
+    EpObject& object = *handle->ep->object;
     CommCounters& counters = handle->ep->comm->comm->counters();
     const ToolRange range(kind == CallKind::kDispatch ? "dispatch" : "combine");
     if (sends) counters.begin_shared(kind);
-    const mep_result_t result = call(side, handle->state);
+    const mep_result_t result = call(object.buffers(), handle->state);
     const bool has_sent = sends && !is_error(result);
-    counters.end_shared(kind, result, has_sent ? bytes_of(kind, side.shape(), handle->state) : 0);
+    counters.end_shared(kind, result, has_sent ? bytes_of(kind, object.shape(), handle->state) : 0);
     return result;
   });
 }
@@ -254,7 +253,7 @@ mep_result_t mep_ep_buffer_size(mep_comm_t comm, const mep_ep_config_t* config,
     if (size_info == nullptr) return null_argument("size_info");
     mep_ep_size_t size;
     MEP_TRY(read_sized_struct(size_info, "mep_ep_size_t", &size));
-    MEP_TRY(estimate_ep_side(*comm->comm, *comm->backend, shape, given, &size));
+    MEP_TRY(estimate_ep_object(*comm->comm, *comm->backend, shape, given, &size));
     write_sized_struct(size, size_info);
     return MEP_SUCCESS;
   });
@@ -268,10 +267,10 @@ mep_result_t mep_ep_create(mep_comm_t comm, const mep_ep_config_t* config, mep_e
                        const PurposeScope purpose(comm, CallPurpose::kEp);
                        MEP_TRY(step_together(*comm->comm, "make an EP object", [&] {
                          *made = std::make_unique<mep_ep>();
-                         return make_ep_side(*comm->comm, *comm->backend, shape, given,
-                                             &(*made)->side);
+                         return make_ep_object(*comm->comm, *comm->backend, shape, given,
+                                               &(*made)->object);
                        }));
-                       return (*made)->side->open(given.name);
+                       return (*made)->object->open(given.name);
                      });
 }
 
@@ -295,8 +294,8 @@ mep_result_t mep_ep_attach(mep_comm_t comm, const mep_ep_config_t* config, mep_e
                      [&](const mep_ep_config_t& given, const EpShape& shape,
                          std::unique_ptr<mep_ep>* made) -> mep_result_t {
                        *made = std::make_unique<mep_ep>();
-                       return attach_ep_side(*comm->comm, *comm->backend, shape, given,
-                                             &(*made)->side);
+                       return attach_ep_object(*comm->comm, *comm->backend, shape, given,
+                                               &(*made)->object);
                      });
 }
 
@@ -310,7 +309,7 @@ mep_result_t mep_ep_handle_create(mep_ep_t ep, uint32_t buffer, mep_ep_handle_t*
     auto made = std::make_unique<mep_ep_handle>();
     made->ep = ep;
     made->state.buffer = buffer;
-    MEP_TRY(ep->side->make_handle(&made->state));
+    MEP_TRY(ep->object->buffers().make_handle(&made->state));
     ep->handles.fetch_add(1);
     *handle = made.release();
     return MEP_SUCCESS;
@@ -326,7 +325,7 @@ mep_result_t mep_ep_handle_destroy(mep_ep_handle_t handle) {
     {
       const BufferScope scope(ep, handle->state.buffer);
       MEP_TRY(scope.check());
-      MEP_TRY(ep->side->end_handle(handle->state));
+      MEP_TRY(ep->object->buffers().end_handle(handle->state));
     }
     delete handle;
     // Last: from here on another thread may destroy the object.
@@ -342,7 +341,7 @@ mep_result_t mep_ep_set_expert_map(mep_ep_t ep, const int32_t* map) {
     const CallScope scope(ep->comm);
     MEP_TRY(scope.check());
     const PurposeScope purpose(ep->comm, CallPurpose::kEp);
-    return ep->side->set_expert_map(map);
+    return ep->object->set_expert_map(map);
   });
 }
 
@@ -354,7 +353,7 @@ mep_result_t mep_ep_buffer_view(mep_ep_t ep, uint32_t buffer, mep_ep_view_t* vie
     MEP_TRY(check_buffer(ep, buffer));
     mep_ep_view_t filled;
     MEP_TRY(read_sized_struct(view, "mep_ep_view_t", &filled));
-    ep->side->fill_view(buffer, &filled);
+    ep->object->buffers().fill_view(buffer, &filled);
     write_sized_struct(filled, view);
     return MEP_SUCCESS;
   });
@@ -382,17 +381,17 @@ mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_send_t* sen
                           const mep_dispatch_receive_t* receive, mep_stream_t stream) {
   using namespace mep;
   return call_on_buffer(handle, CallKind::kDispatch, send != nullptr,
-                        [&](EpSide& side, EpSideHandle& state) -> mep_result_t {
+                        [&](EpBuffers& buffers, EpHandle& state) -> mep_result_t {
                           return with_halves(
                               send, {"mep_dispatch_send_t", MEP_DISPATCH_REPLAY}, receive,
                               {"mep_dispatch_receive_t", MEP_DISPATCH_ROWS_LATER},
                               [&](const mep_dispatch_send_t* sent,
                                   const mep_dispatch_receive_t* received) -> mep_result_t {
                                 if (received == nullptr || !is_early(*received)) {
-                                  return side.dispatch(state, sent, received, stream);
+                                  return buffers.dispatch(state, sent, received, stream);
                                 }
                                 const mep_dispatch_receive_t counts = counts_of(*received);
-                                return side.dispatch(state, sent, &counts, stream);
+                                return buffers.dispatch(state, sent, &counts, stream);
                               });
                         });
 }
@@ -401,13 +400,13 @@ mep_result_t mep_combine(mep_ep_handle_t handle, const mep_combine_send_t* send,
                          const mep_combine_receive_t* receive, mep_stream_t stream) {
   using namespace mep;
   return call_on_buffer(handle, CallKind::kCombine, send != nullptr,
-                        [&](EpSide& side, EpSideHandle& state) -> mep_result_t {
+                        [&](EpBuffers& buffers, EpHandle& state) -> mep_result_t {
                           return with_halves(
                               send, {"mep_combine_send_t", 0}, receive,
                               {"mep_combine_receive_t", MEP_COMBINE_RENORMALIZE},
                               [&](const mep_combine_send_t* sent,
                                   const mep_combine_receive_t* received) -> mep_result_t {
-                                return side.combine(state, sent, received, stream);
+                                return buffers.combine(state, sent, received, stream);
                               });
                         });
 }
@@ -422,7 +421,7 @@ mep_result_t mep_ep_last_op(mep_ep_t ep, uint32_t buffer, mep_op_info_t* info) {
     MEP_TRY(read_sized_struct(info, "mep_op_info_t", &filled));
     const BufferScope scope(ep, buffer);
     MEP_TRY(scope.check());
-    const mep_result_t result = ep->side->last_op(buffer, &filled);
+    const mep_result_t result = ep->object->buffers().last_op(buffer, &filled);
     if (result == MEP_SUCCESS || result == MEP_ERR_CAPACITY) write_sized_struct(filled, info);
     return result;
   });

@@ -17,6 +17,9 @@
 namespace mep {
 
 class Comm;
+class EpBuffers;
+struct EpDeviceOptions;
+struct EpShape;
 namespace device {
 struct DispatchLayout;
 }
@@ -67,6 +70,10 @@ class GpuBackend : public Backend {
   [[nodiscard]] virtual mep_result_t take_memory(uint64_t id, const Deadline& deadline,
                                                  std::vector<std::byte*>* by_rank) = 0;
 
+  // The buffers of an EP object, of a shape that check_ep_device() has passed; nothing is made yet.
+  [[nodiscard]] virtual mep_result_t make_ep_buffers(const EpShape& shape,
+                                                     const EpDeviceOptions& options,
+                                                     std::unique_ptr<EpBuffers>* out) = 0;
   // Checks the memory and enqueues the kernel.
   [[nodiscard]] virtual mep_result_t count_layout(const device::DispatchLayout& layout,
                                                   void* stream) = 0;

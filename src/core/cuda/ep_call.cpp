@@ -36,7 +36,7 @@ mep_result_t EpCallState::busy() const {
               stage == EpStage::kDispatching ? "dispatch" : "combine");
 }
 
-void EpCallState::note_dispatch(EpSideHandle& handle, const mep_dispatch_send_t* send,
+void EpCallState::note_dispatch(EpHandle& handle, const mep_dispatch_send_t* send,
                                 const mep_dispatch_receive_t* receive) {
   if (send != nullptr) handle.tokens = send->num_tokens;
   current = &handle;
@@ -53,7 +53,7 @@ void EpCallState::note_combine(const mep_combine_receive_t* receive) {
 }
 
 mep_result_t check_dispatch_call(int32_t device, const EpShape& shape, const EpCallState& state,
-                                 const EpSideHandle& handle, const mep_ep_view_t& view,
+                                 const EpHandle& handle, const mep_ep_view_t& view,
                                  const mep_dispatch_send_t* send,
                                  const mep_dispatch_receive_t* receive) {
   if (receive != nullptr) {
@@ -97,7 +97,7 @@ mep_result_t check_dispatch_call(int32_t device, const EpShape& shape, const EpC
 }
 
 mep_result_t check_combine_call(int32_t device, const EpShape& shape, const EpCallState& state,
-                                const EpSideHandle& handle, const mep_ep_view_t& view,
+                                const EpHandle& handle, const mep_ep_view_t& view,
                                 const mep_combine_send_t* send,
                                 const mep_combine_receive_t* receive) {
   if (send == nullptr && (state.stage != EpStage::kCombining || state.current != &handle)) {

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "core/ep/ep_arguments.hpp"
+#include "core/ep/ep_buffers.hpp"
 #include "core/ep/ep_device.hpp"
 #include "kernels/cuda/dispatch_layout.hpp"
 #include "kernels/cuda/op_status.hpp"
@@ -16,15 +17,15 @@ enum class EpStage : uint8_t { kIdle, kDispatching, kReceived, kCombining };
 // The state of one buffer, by the calls made; replays of graphs are not seen.
 struct EpCallState {
   EpStage stage = EpStage::kIdle;
-  const EpSideHandle* current = nullptr;  // whose dispatch the buffer holds
-  bool has_status = false;  // the last that was received left its status with the library
+  const EpHandle* current = nullptr;  // whose dispatch the buffer holds
+  bool has_status = false;            // the last that was received left its status with the library
   // An early call's input, whose rows are sent when they are received.
   std::optional<mep_dispatch_send_t> late;
 
   // A dispatch or combine was sent and not received.
   bool is_sent() const { return stage == EpStage::kDispatching || stage == EpStage::kCombining; }
   [[nodiscard]] mep_result_t busy() const;
-  void note_dispatch(EpSideHandle& handle, const mep_dispatch_send_t* send,
+  void note_dispatch(EpHandle& handle, const mep_dispatch_send_t* send,
                      const mep_dispatch_receive_t* receive);
   void note_combine(const mep_combine_receive_t* receive);
   void reset() {
@@ -36,12 +37,12 @@ struct EpCallState {
 
 // view: of the buffer.
 [[nodiscard]] mep_result_t check_dispatch_call(int32_t device, const EpShape& shape,
-                                               const EpCallState& state, const EpSideHandle& handle,
+                                               const EpCallState& state, const EpHandle& handle,
                                                const mep_ep_view_t& view,
                                                const mep_dispatch_send_t* send,
                                                const mep_dispatch_receive_t* receive);
 [[nodiscard]] mep_result_t check_combine_call(int32_t device, const EpShape& shape,
-                                              const EpCallState& state, const EpSideHandle& handle,
+                                              const EpCallState& state, const EpHandle& handle,
                                               const mep_ep_view_t& view,
                                               const mep_combine_send_t* send,
                                               const mep_combine_receive_t* receive);

@@ -8,6 +8,7 @@
 #include "base/status.hpp"
 #include "core/coll/check.hpp"
 #include "core/cuda/ep_call.hpp"
+#include "core/cuda/gpu_buffers.hpp"
 #include "core/cuda/pinned_word.hpp"
 #include "transport/cuda/descriptor_exchange.hpp"
 
@@ -283,6 +284,12 @@ mep_result_t GpuComm::check_memory(const void* memory, const char* name) const {
   const DeviceScope scope(device());
   MEP_TRY(scope.check());
   return check_pointer(device(), memory, name);
+}
+
+mep_result_t GpuComm::make_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
+                                      std::unique_ptr<EpBuffers>* out) {
+  *out = std::make_unique<GpuBuffers>(comm_, *this, shape, options);
+  return MEP_SUCCESS;
 }
 
 mep_result_t GpuComm::count_layout(const device::DispatchLayout& layout, void* stream) {

@@ -5,7 +5,6 @@
 
 #include "base/log.hpp"
 #include "base/status.hpp"
-#include "core/cuda/device_ep.hpp"
 #include "core/cuda/gpu_comm.hpp"
 #include "core/cuda/staged_comm.hpp"
 #include "core/staged/reach.hpp"
@@ -173,13 +172,6 @@ mep_result_t make_gpu_backend(Comm& comm, const GpuPlace& place,
   }
   tell(level, "GPUs post to queues");
   return make_staged(comm, own, out);
-}
-
-mep_result_t make_ep_device(Comm& comm, GpuBackend& side, const EpShape& shape,
-                            const EpDeviceOptions& options, std::unique_ptr<EpSide>* out) {
-  MEP_TRY(check_ep_device(comm, shape));
-  *out = std::make_unique<DeviceEp>(comm, side, shape, options);
-  return MEP_SUCCESS;
 }
 
 }  // namespace mep

@@ -5,6 +5,7 @@
 
 #include "base/status.hpp"
 #include "core/cuda/ep_call.hpp"
+#include "core/cuda/gpu_buffers.hpp"
 #include "core/staged/staged_collectives.hpp"
 
 namespace mep {
@@ -102,6 +103,12 @@ mep_result_t StagedComm::check_memory(const void* memory, const char* name) cons
   const DeviceScope scope(device_);
   MEP_TRY(scope.check());
   return check_pointer(device_, memory, name);
+}
+
+mep_result_t StagedComm::make_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
+                                         std::unique_ptr<EpBuffers>* out) {
+  *out = std::make_unique<GpuBuffers>(comm_, *this, shape, options);
+  return MEP_SUCCESS;
 }
 
 mep_result_t StagedComm::count_layout(const device::DispatchLayout& layout, void* stream) {

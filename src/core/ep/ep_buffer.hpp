@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "core/comm/comm.hpp"
+#include "core/ep/ep_buffers.hpp"
 #include "core/ep/ep_config.hpp"
 #include "core/ep/ep_expansion.hpp"
 #include "core/ep/ep_layout.hpp"
@@ -42,12 +43,6 @@
 #include "protocol/signal_word.hpp"
 
 namespace mep {
-
-// The content of a handle of the ABI.
-struct EpHandle {
-  Routing routing;
-  uint32_t mark = 0;  // of the dispatch, see dispatch_mark()
-};
 
 struct EpOperation : OperationState<EpOperation> {
   uint32_t phase = 0;    // of the step function

@@ -1,4 +1,3 @@
-// The part of EP objects on GPUs that needs no CUDA: limits and sizes; and the answer of builds without it.
 #include "core/ep/ep_device.hpp"
 
 #include "base/status.hpp"
@@ -70,12 +69,5 @@ void estimate_ep_device_size(const EpShape& shape, const EpDeviceOptions& option
   out->private_bytes *= shape.buffers;
   out->resident_bytes = out->window_bytes;  // pinned, or of the device: there from the start
 }
-
-#if !MEP_HAVE_CUDA
-mep_result_t make_ep_device(Comm&, GpuBackend&, const EpShape&, const EpDeviceOptions&,
-                            std::unique_ptr<EpSide>*) {
-  return fail(MEP_ERR_UNSUPPORTED, "this library was built without CUDA");
-}
-#endif
 
 }  // namespace mep

@@ -1,4 +1,4 @@
-#include "core/cuda/device_ep.hpp"
+#include "core/cuda/gpu_buffers.hpp"
 
 #include <unistd.h>
 
@@ -10,7 +10,6 @@
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/cuda/pinned_word.hpp"
-#include "core/ep/ep_object.hpp"
 #include "core/topo/usable_memory.hpp"
 
 namespace mep {
@@ -39,21 +38,23 @@ Receive with_status(Receive receive, device::OpStatus* own) {
 
 }  // namespace
 
-DeviceEp::DeviceEp(Comm& comm, GpuBackend& side, const EpShape& shape,
-                   const EpDeviceOptions& options)
+GpuBuffers::GpuBuffers(Comm& comm, GpuBackend& backend, const EpShape& shape,
+                       const EpDeviceOptions& options)
     : comm_(comm),
-      side_(side),
+      backend_(backend),
       shape_(shape),
       options_(options),
-      geometry_(ep_device_geometry(shape, options, side.reach())),
+      geometry_(ep_device_geometry(shape, options, backend.reach())),
       buffers_(shape.buffers) {}
 
-DeviceEp::~DeviceEp() {
+void GpuBuffers::leave() {
   for (const Buffer& buffer : buffers_) {
     if (buffer.queued != nullptr) buffer.queued->finish();
   }
-  if (is_client_) comm_.remove_client(this);
-  if (is_part_) side_.remove_part(this);
+}
+
+GpuBuffers::~GpuBuffers() {
+  if (is_part_) backend_.remove_part(this);
   // Release: the watcher touches nothing of this object after it has seen it.
   stop_.store(true, std::memory_order_release);
   if (watcher_.joinable()) watcher_.join();
@@ -61,83 +62,50 @@ DeviceEp::~DeviceEp() {
 
 // --- Creation -------------------------------------------------------------------------------------
 
-mep_result_t DeviceEp::open(const char* name) {
-  uint32_t ranks_on_host = 0;
-  MEP_TRY(agree(&ranks_on_device_, &ranks_on_host, name));
-  MEP_TRY(step_together(comm_, "make its part of an EP object", [&]() -> mep_result_t {
-    const DeviceScope scope(side_.device());
-    MEP_TRY(scope.check());
-    MEP_TRY(choose_ctas(ranks_on_device_));
-    return offer(ranks_on_host);
-  }));
-  return step_together(comm_, "connect its part of an EP object", [&] { return take_part(); });
-}
-
-mep_result_t DeviceEp::take_part() {
-  const DeviceScope scope(side_.device());
-  MEP_TRY(scope.check());
-  const std::shared_ptr<const CommView> view = comm_.latest_view();
-  latest_.view = view;
-  MEP_TRY(connect());
-  comm_.add_client(this);
-  is_client_ = true;
-  is_part_ = true;
-  side_.add_part(this);
-  if (comm_.latest_view() != view) {
-    return fail(MEP_ERR_PEER_FAILED, "the view changed while an EP object was made; make it again");
-  }
-  return start_library_thread(
-      "the watcher of an EP object", [this] { watch(); }, &watcher_);
-}
-
-// Name, config, how many ranks share this rank's GPU as threads of its process, and how many its host.
-mep_result_t DeviceEp::agree(uint32_t* ranks_on_device, uint32_t* ranks_on_host, const char* name) {
-  EpAgreement agreed;
-  MEP_TRY(agreed.reach(comm_, shape_, name));
-  name_.swap(agreed.name);
-  seed_ = agreed.window_seed;
+mep_result_t GpuBuffers::meet(RankValues* values) {
   const uint64_t mine[] = {options_.column_major ? 1u : 0u, comm_.world().identity().host,
-                           static_cast<uint64_t>(getpid()), static_cast<uint64_t>(side_.device())};
+                           static_cast<uint64_t>(getpid()),
+                           static_cast<uint64_t>(backend_.device())};
   static_assert(std::size(mine) <= EpAgreement::kMostValues);
-  const RankValues& all = agreed.values;
-  MEP_TRY(agreed.values.gather(comm_, mine));
-  *ranks_on_device = 0;
-  *ranks_on_host = 0;
+  MEP_TRY(values->gather(comm_, mine));
+  ranks_on_device_ = ranks_on_host_ = 0;
   for (uint32_t rank = 0; rank < shape_.ranks; ++rank) {
-    if (all.of(rank) != all.of(0)) {
+    if (values->of(rank) != values->of(0)) {
       return fail(MEP_ERR_MISMATCH, "scale_layout differs on ranks 0 and %u", rank);
     }
-    if (all.of(rank, 1) == mine[1]) ++*ranks_on_host;
+    if (values->of(rank, 1) == mine[1]) ++ranks_on_host_;
     bool is_here = true;
-    for (size_t i = 1; i < std::size(mine); ++i) is_here = is_here && all.of(rank, i) == mine[i];
-    if (is_here) ++*ranks_on_device;
+    for (size_t i = 1; i < std::size(mine); ++i) {
+      is_here = is_here && values->of(rank, i) == mine[i];
+    }
+    if (is_here) ++ranks_on_device_;
   }
   return MEP_SUCCESS;
 }
 
 // Kernels wait for those of the other ranks, so all blocks that may be there at one time must fit.
-mep_result_t DeviceEp::choose_ctas(uint32_t ranks_on_device) {
+mep_result_t GpuBuffers::choose_ctas() {
   uint32_t resident = 0;
-  MEP_TRY(check_cuda(device::ep_load_kernels(geometry_, side_.nic() != nullptr, &resident),
+  MEP_TRY(check_cuda(device::ep_load_kernels(geometry_, backend_.nic() != nullptr, &resident),
                      "loading the kernels of dispatch and combine"));
   // This rank itself is one of them.
-  const uint32_t share = resident / (std::max(ranks_on_device, 1U) * std::max(shape_.buffers, 1U));
+  const uint32_t share = resident / (std::max(ranks_on_device_, 1U) * std::max(shape_.buffers, 1U));
   if (share == 0 || options_.num_sms > share) {
     return fail(MEP_ERR_UNSUPPORTED,
                 "%u ranks with %u buffers do not fit on GPU %d together: it holds %u blocks of "
                 "these kernels, %u for each; use fewer ranks on it, fewer buffers or a smaller "
                 "num_sms",
-                ranks_on_device, shape_.buffers, side_.device(), resident, share);
+                ranks_on_device_, shape_.buffers, backend_.device(), resident, share);
   }
-  ctas_ = ranks_on_device == 1 ? share : std::min(share, kUsefulCtas);
+  ctas_ = ranks_on_device_ == 1 ? share : std::min(share, kUsefulCtas);
   if (options_.num_sms != 0) ctas_ = options_.num_sms;
   return MEP_SUCCESS;
 }
 
 // Pinned memory is taken at once: a control group that has less would kill a rank.
-mep_result_t DeviceEp::check_host_memory(uint32_t ranks_on_host) const {
+mep_result_t GpuBuffers::check_host_memory() const {
   uint64_t each = 0;
-  switch (side_.reach()) {
+  switch (backend_.reach()) {
     case GpuReach::kDeviceWindows:
       return MEP_SUCCESS;
     case GpuReach::kHostWindows:
@@ -150,17 +118,21 @@ mep_result_t DeviceEp::check_host_memory(uint32_t ranks_on_host) const {
     }
   }
   const uint64_t there = usable_memory();
-  if (there == 0 || each <= there / ranks_on_host) return MEP_SUCCESS;
+  if (there == 0 || each <= there / ranks_on_host_) return MEP_SUCCESS;
   return fail(MEP_ERR_NO_MEMORY,
               "the memory that GPUs write for their peers takes %llu pinned bytes for each of %u "
               "ranks of this host, and it has %llu (machine or control group): lower "
               "max_tokens_per_rank, hidden, experts_per_rank or num_buffers",
-              static_cast<unsigned long long>(each), ranks_on_host,
+              static_cast<unsigned long long>(each), ranks_on_host_,
               static_cast<unsigned long long>(there));
 }
 
-mep_result_t DeviceEp::offer(uint32_t ranks_on_host) {
-  MEP_TRY(check_host_memory(ranks_on_host));
+mep_result_t GpuBuffers::offer(const std::string& name, uint64_t window_seed) {
+  name_ = name;
+  const DeviceScope scope(backend_.device());
+  MEP_TRY(scope.check());
+  MEP_TRY(choose_ctas());
+  MEP_TRY(check_host_memory());
   stream_ = std::make_unique<DeviceStream>();
   MEP_TRY(stream_->open());
   const size_t reports_at = 64;  // a line for the abort word
@@ -168,42 +140,48 @@ mep_result_t DeviceEp::offer(uint32_t ranks_on_host) {
   auto* pinned = static_cast<std::byte*>(pinned_->data());
   abort_word_ = reinterpret_cast<uint64_t*>(pinned);
   reports_ = reinterpret_cast<DeviceReport*>(pinned + reports_at);
+  for (uint32_t expert = 0; expert <= shape_.experts; ++expert) no_map_.begin.push_back(expert);
+  no_map_.places.assign(no_map_.begin.begin(), no_map_.begin.end() - 1);
   const uint64_t map_words = uint64_t{shape_.experts} + 1 + shape_.places();
-  MEP_TRY(DeviceMemory::create(side_.device(), map_words * sizeof(uint32_t), &map_memory_));
+  MEP_TRY(DeviceMemory::create(backend_.device(), map_words * sizeof(uint32_t), &map_memory_));
   for (uint32_t i = 0; i < shape_.buffers; ++i) {
-    Buffer& buffer = buffers_[i];
-    buffer.id = hash_bytes(seed_, &i, sizeof i);
-    if (gpu_queue::SoftNic* nic = side_.nic(); nic != nullptr) {
-      buffer.queued = std::make_unique<QueuedBuffer>(comm_.identity(), nic, geometry_);
-      MEP_TRY(buffer.queued->offer(side_.device(), buffer.id));
-    } else {
-      const bool on_host = side_.reach() == GpuReach::kHostWindows;
-      MEP_TRY(
-          side_.offer_memory(buffer.id, on_host ? geometry_.pushed_bytes : geometry_.window_bytes));
-    }
-    if (geometry_.expanded.rows != 0) {
-      MEP_TRY(DeviceMemory::create(side_.device(), geometry_.expanded.bytes, &buffer.expanded));
-    }
-    if (side_.reach() == GpuReach::kHostWindows) {
-      MEP_TRY(DeviceMemory::create(side_.device(), geometry_.window_bytes, &buffer.views_memory));
-    }
-    const uint64_t control_at = aligned(geometry_.local_bytes);
-    const uint64_t status_at = aligned(control_at + sizeof(DeviceControl));
-    const uint64_t peers_at = aligned(status_at + sizeof(device::OpStatus));
-    MEP_TRY(DeviceMemory::create(side_.device(), peers_at + shape_.ranks * sizeof(std::byte*),
-                                 &buffer.block));
-    std::byte* base = buffer.block->data();
-    buffer.control = reinterpret_cast<DeviceControl*>(base + control_at);
-    buffer.status = reinterpret_cast<device::OpStatus*>(base + status_at);
-    buffer.peers = reinterpret_cast<std::byte**>(base + peers_at);
+    buffers_[i].id = hash_bytes(window_seed, &i, sizeof i);
+    MEP_TRY(offer_buffer(&buffers_[i]));
   }
+  return MEP_SUCCESS;
+}
+
+mep_result_t GpuBuffers::offer_buffer(Buffer* buffer) {
+  if (gpu_queue::SoftNic* nic = backend_.nic(); nic != nullptr) {
+    buffer->queued = std::make_unique<QueuedBuffer>(comm_.identity(), nic, geometry_);
+    MEP_TRY(buffer->queued->offer(backend_.device(), buffer->id));
+  } else {
+    const bool on_host = backend_.reach() == GpuReach::kHostWindows;
+    MEP_TRY(backend_.offer_memory(buffer->id,
+                                  on_host ? geometry_.pushed_bytes : geometry_.window_bytes));
+  }
+  if (geometry_.expanded.rows != 0) {
+    MEP_TRY(DeviceMemory::create(backend_.device(), geometry_.expanded.bytes, &buffer->expanded));
+  }
+  if (backend_.reach() == GpuReach::kHostWindows) {
+    MEP_TRY(DeviceMemory::create(backend_.device(), geometry_.window_bytes, &buffer->views_memory));
+  }
+  const uint64_t control_at = aligned(geometry_.local_bytes);
+  const uint64_t status_at = aligned(control_at + sizeof(DeviceControl));
+  const uint64_t peers_at = aligned(status_at + sizeof(device::OpStatus));
+  MEP_TRY(DeviceMemory::create(backend_.device(), peers_at + shape_.ranks * sizeof(std::byte*),
+                               &buffer->block));
+  std::byte* base = buffer->block->data();
+  buffer->control = reinterpret_cast<DeviceControl*>(base + control_at);
+  buffer->status = reinterpret_cast<device::OpStatus*>(base + status_at);
+  buffer->peers = reinterpret_cast<std::byte**>(base + peers_at);
   return MEP_SUCCESS;
 }
 
 // The windows of all buffers, by rank. Taking them may exchange descriptors between the ranks, so a failure for one
 // buffer leaves no other out.
-mep_result_t DeviceEp::take_windows(const Deadline& deadline,
-                                    std::vector<std::vector<std::byte*>>* windows_of) {
+mep_result_t GpuBuffers::take_windows(const Deadline& deadline,
+                                      std::vector<std::vector<std::byte*>>* windows_of) {
   mep_result_t result = MEP_SUCCESS;
   std::string text;
   for (uint32_t i = 0; i < shape_.buffers; ++i) {
@@ -215,7 +193,7 @@ mep_result_t DeviceEp::take_windows(const Deadline& deadline,
       taken = buffer.queued->connect(*latest_.view, deadline, stream_->get());
       windows[shape_.rank] = buffer.queued->window();
     } else {
-      taken = side_.take_memory(buffer.id, deadline, &windows);
+      taken = backend_.take_memory(buffer.id, deadline, &windows);
     }
     if (taken == MEP_SUCCESS || result != MEP_SUCCESS) continue;
     result = taken;
@@ -224,8 +202,19 @@ mep_result_t DeviceEp::take_windows(const Deadline& deadline,
   return result == MEP_SUCCESS ? result : fail(result, "%s", text.c_str());
 }
 
-mep_result_t DeviceEp::connect() {
-  const Deadline deadline = Deadline::after_ms(comm_.timeout_ms());
+mep_result_t GpuBuffers::connect(const std::shared_ptr<const CommView>& view,
+                                 const Deadline& deadline) {
+  const DeviceScope scope(backend_.device());
+  MEP_TRY(scope.check());
+  latest_.view = view;
+  MEP_TRY(connect_buffers(deadline));
+  is_part_ = true;
+  backend_.add_part(this);
+  return start_library_thread(
+      "the watcher of an EP object", [this] { watch(); }, &watcher_);
+}
+
+mep_result_t GpuBuffers::connect_buffers(const Deadline& deadline) {
   const DeviceControl control = control_of(*latest_.view);
   std::vector<std::vector<std::byte*>> windows_of(shape_.buffers);
   MEP_TRY(take_windows(deadline, &windows_of));
@@ -247,7 +236,7 @@ mep_result_t DeviceEp::connect() {
   return MEP_SUCCESS;
 }
 
-DeviceControl DeviceEp::control_of(const CommView& view) const {
+DeviceControl GpuBuffers::control_of(const CommView& view) const {
   DeviceControl control{};
   control.epoch = view.epoch;
   const uint32_t ms = shape_.timeout_ms != 0 ? shape_.timeout_ms : comm_.timeout_ms();
@@ -264,7 +253,7 @@ DeviceControl DeviceEp::control_of(const CommView& view) const {
 
 // --- Handles, views, the expert map ---------------------------------------------------------------
 
-mep_result_t DeviceEp::make_handle(EpSideHandle* handle) {
+mep_result_t GpuBuffers::make_handle(EpHandle* handle) {
   const std::lock_guard lock(handles_mutex_);
   if (!free_handles_.empty()) {
     handle->memory = free_handles_.back();
@@ -272,14 +261,14 @@ mep_result_t DeviceEp::make_handle(EpSideHandle* handle) {
     return MEP_SUCCESS;
   }
   std::shared_ptr<DeviceMemory> memory;
-  MEP_TRY(DeviceMemory::create(side_.device(), geometry_.handle_bytes, &memory));
+  MEP_TRY(DeviceMemory::create(backend_.device(), geometry_.handle_bytes, &memory));
   handle->memory = memory->data();
   handle_memory_.push_back(std::move(memory));
   return MEP_SUCCESS;
 }
 
 // Its memory is kept for the next handle: freeing it would wait for kernels.
-mep_result_t DeviceEp::end_handle(EpSideHandle& handle) {
+mep_result_t GpuBuffers::end_handle(EpHandle& handle) {
   Buffer& buffer = buffers_[handle.buffer];
   if (buffer.calls.current == &handle) {
     if (buffer.calls.is_sent() && !is_over(buffer)) {
@@ -292,7 +281,7 @@ mep_result_t DeviceEp::end_handle(EpSideHandle& handle) {
   return MEP_SUCCESS;
 }
 
-void DeviceEp::fill_view(uint32_t index, mep_ep_view_t* view) const {
+void GpuBuffers::fill_view(uint32_t index, mep_ep_view_t* view) const {
   const Buffer& buffer = buffers_[index];
   const std::byte* local = buffer.block->data();
   view->flags = 0;
@@ -311,7 +300,7 @@ void DeviceEp::fill_view(uint32_t index, mep_ep_view_t* view) const {
   view->recv_topk_weights = reinterpret_cast<const float*>(buffer.views + geometry_.topk_weights);
 }
 
-void DeviceEp::fill_expanded_view(const Buffer& buffer, mep_ep_view_t* view) const {
+void GpuBuffers::fill_expanded_view(const Buffer& buffer, mep_ep_view_t* view) const {
   const device::EpExpandedLayout& layout = geometry_.expanded;
   std::byte* rows = buffer.expanded->data();
   view->recv_x = rows + layout.x;
@@ -326,25 +315,10 @@ void DeviceEp::fill_expanded_view(const Buffer& buffer, mep_ep_view_t* view) con
   view->recv_topk_weights = reinterpret_cast<const float*>(rows + layout.weights);
 }
 
-// Streams idle. Once a map was set, ids go through the table for good, so that graphs need no change.
-mep_result_t DeviceEp::set_expert_map(const int32_t* map) {
-  const size_t entries = size_t{shape_.experts} * shape_.max_replicas;
-  ExpertMap table;
-  RankValues hashes;
-  MEP_TRY(step_together(comm_, "read an expert map", [&]() -> mep_result_t {
-    hashes.reserve(comm_, 1);
-    if (map != nullptr) {
-      std::shared_ptr<const ExpertMap> made;
-      MEP_TRY(make_expert_map(shape_, map, &made));
-      table = *made;
-      return MEP_SUCCESS;
-    }
-    for (uint32_t expert = 0; expert <= shape_.experts; ++expert) table.begin.push_back(expert);
-    table.places.assign(table.begin.begin(), table.begin.end() - 1);
-    return MEP_SUCCESS;
-  }));
-  MEP_TRY(agree_on_expert_map(comm_, map, entries, &hashes));
-  const DeviceScope scope(side_.device());
+// Once a map was set, ids go through the table for good, so that graphs need no change.
+mep_result_t GpuBuffers::use_map(const std::shared_ptr<const ExpertMap>& map) {
+  const ExpertMap& table = map != nullptr ? *map : no_map_;
+  const DeviceScope scope(backend_.device());
   MEP_TRY(scope.check());
   auto* words = reinterpret_cast<uint32_t*>(map_memory_->data());
   MEP_TRY(copy_in_order(words, table.begin.data(), table.begin.size() * sizeof(uint32_t),
@@ -358,34 +332,34 @@ mep_result_t DeviceEp::set_expert_map(const int32_t* map) {
 
 // --- Operations -----------------------------------------------------------------------------------
 
-DeviceEp::LatestView DeviceEp::latest() const {
+GpuBuffers::LatestView GpuBuffers::latest() const {
   const std::lock_guard lock(view_mutex_);
   return latest_;
 }
 
 // Whether what was sent in the buffer's epoch has ended by a view change or with the world.
-bool DeviceEp::is_over(const Buffer& buffer) const {
+bool GpuBuffers::is_over(const Buffer& buffer) const {
   return load_pinned(abort_word_) >= buffer.epoch || comm_.world().terminal_result() != MEP_SUCCESS;
 }
 
-bool DeviceEp::in_flight() {
+bool GpuBuffers::in_flight() {
   return std::any_of(buffers_.begin(), buffers_.end(), [this](const Buffer& buffer) {
     return buffer.calls.is_sent() && !is_over(buffer);
   });
 }
 
-mep_result_t DeviceEp::check_call(const void* stream) const {
+mep_result_t GpuBuffers::check_call(const void* stream) const {
   MEP_TRY(comm_.identity().check_world());
   if (stream != nullptr || ranks_on_device_ == 1) return MEP_SUCCESS;
   return fail(MEP_ERR_INVALID_ARGUMENT,
               "%u ranks share GPU %d: each needs a stream of its own, made with "
               "cudaStreamNonBlocking; the NULL stream would make them wait for each other",
-              ranks_on_device_, side_.device());
+              ranks_on_device_, backend_.device());
 }
 
 // Before an operation begins: a call that meets a new view installs it and reports the change, nothing else.
 // While a graph is captured nothing can be installed; its replays meet the view.
-mep_result_t DeviceEp::catch_up(Buffer& buffer, void* stream) {
+mep_result_t GpuBuffers::catch_up(Buffer& buffer, void* stream) {
   const LatestView now = latest();
   if (now.view->epoch == buffer.epoch) [[likely]]
     return MEP_SUCCESS;
@@ -396,7 +370,7 @@ mep_result_t DeviceEp::catch_up(Buffer& buffer, void* stream) {
   return fail(now.result, "%s", now.text.c_str());
 }
 
-mep_result_t DeviceEp::move_to_view(Buffer& buffer, const CommView& view, void* stream) {
+mep_result_t GpuBuffers::move_to_view(Buffer& buffer, const CommView& view, void* stream) {
   if (buffer.queued != nullptr) MEP_TRY(buffer.queued->renew(stream));
   const DeviceControl control = control_of(view);
   const uint64_t use = 0;
@@ -413,7 +387,7 @@ mep_result_t DeviceEp::move_to_view(Buffer& buffer, const CommView& view, void* 
   return MEP_SUCCESS;
 }
 
-device::EpLaunch DeviceEp::launch(const Buffer& buffer, const EpSideHandle& handle) const {
+device::EpLaunch GpuBuffers::launch(const Buffer& buffer, const EpHandle& handle) const {
   device::EpLaunch launch{};
   launch.geometry = geometry_;
   launch.memory.control = buffer.control;
@@ -432,16 +406,17 @@ device::EpLaunch DeviceEp::launch(const Buffer& buffer, const EpSideHandle& hand
   return launch;
 }
 
-mep_result_t DeviceEp::dispatch(EpSideHandle& handle, const mep_dispatch_send_t* send,
-                                const mep_dispatch_receive_t* receive, void* stream) {
+mep_result_t GpuBuffers::dispatch(EpHandle& handle, const mep_dispatch_send_t* send,
+                                  const mep_dispatch_receive_t* receive, void* stream) {
   Buffer& buffer = buffers_[handle.buffer];
   MEP_TRY(check_call(stream));
-  const DeviceScope scope(side_.device());
+  const DeviceScope scope(backend_.device());
   MEP_TRY(scope.check());
-  MEP_TRY(check_stream_device(side_.device(), stream));
+  MEP_TRY(check_stream_device(backend_.device(), stream));
   mep_ep_view_t view{};
   fill_view(handle.buffer, &view);
-  MEP_TRY(check_dispatch_call(side_.device(), shape_, buffer.calls, handle, view, send, receive));
+  MEP_TRY(
+      check_dispatch_call(backend_.device(), shape_, buffer.calls, handle, view, send, receive));
   if (send != nullptr) {
     if (buffer.calls.is_sent() && !is_over(buffer)) return buffer.calls.busy();
     MEP_TRY(catch_up(buffer, stream));
@@ -465,16 +440,16 @@ mep_result_t DeviceEp::dispatch(EpSideHandle& handle, const mep_dispatch_send_t*
   return MEP_SUCCESS;
 }
 
-mep_result_t DeviceEp::combine(EpSideHandle& handle, const mep_combine_send_t* send,
-                               const mep_combine_receive_t* receive, void* stream) {
+mep_result_t GpuBuffers::combine(EpHandle& handle, const mep_combine_send_t* send,
+                                 const mep_combine_receive_t* receive, void* stream) {
   Buffer& buffer = buffers_[handle.buffer];
   MEP_TRY(check_call(stream));
-  const DeviceScope scope(side_.device());
+  const DeviceScope scope(backend_.device());
   MEP_TRY(scope.check());
-  MEP_TRY(check_stream_device(side_.device(), stream));
+  MEP_TRY(check_stream_device(backend_.device(), stream));
   mep_ep_view_t view{};
   fill_view(handle.buffer, &view);
-  MEP_TRY(check_combine_call(side_.device(), shape_, buffer.calls, handle, view, send, receive));
+  MEP_TRY(check_combine_call(backend_.device(), shape_, buffer.calls, handle, view, send, receive));
   if (send != nullptr) MEP_TRY(catch_up(buffer, stream));
   mep_combine_receive_t outputs{};
   if (receive != nullptr) outputs = with_status(*receive, buffer.status);
@@ -486,9 +461,9 @@ mep_result_t DeviceEp::combine(EpSideHandle& handle, const mep_combine_send_t* s
 }
 
 // Also moves the buffer into the latest view: for callers that only replay graphs.
-mep_result_t DeviceEp::last_op(uint32_t index, mep_op_info_t* info) {
+mep_result_t GpuBuffers::last_op(uint32_t index, mep_op_info_t* info) {
   Buffer& buffer = buffers_[index];
-  const DeviceScope scope(side_.device());
+  const DeviceScope scope(backend_.device());
   MEP_TRY(scope.check());
   const LatestView now = latest();
   if (now.view->epoch != buffer.epoch) {
@@ -502,8 +477,8 @@ mep_result_t DeviceEp::last_op(uint32_t index, mep_op_info_t* info) {
 
 // --- View changes and reports ---------------------------------------------------------------------
 
-void DeviceEp::install(const std::shared_ptr<const CommChange>& change,
-                       const membership::Proposal*) {
+void GpuBuffers::install(const std::shared_ptr<const CommChange>& change,
+                         const membership::Proposal*) {
   if (change == nullptr) return;  // the epoch goes on
   {
     const std::lock_guard lock(view_mutex_);
@@ -516,14 +491,14 @@ void DeviceEp::install(const std::shared_ptr<const CommChange>& change,
   }
 }
 
-void DeviceEp::terminate() {
+void GpuBuffers::terminate() {
   for (const Buffer& buffer : buffers_) {
     if (buffer.queued != nullptr) buffer.queued->end();
   }
 }
 
 // Reads the reports of kernels that gave up: evidence for membership, and the failure for the caller.
-void DeviceEp::read_reports() {
+void GpuBuffers::read_reports() {
   const std::lock_guard lock(report_mutex_);
   for (uint32_t i = 0; i < shape_.buffers; ++i) {
     if (load_pinned(&reports_[i].ready) == 0) continue;
@@ -559,7 +534,7 @@ void DeviceEp::read_reports() {
   }
 }
 
-mep_result_t DeviceEp::take_failure() {
+mep_result_t GpuBuffers::take_failure() {
   read_reports();
   const std::lock_guard lock(report_mutex_);
   if (failure_ == MEP_SUCCESS) return MEP_SUCCESS;
@@ -568,7 +543,7 @@ mep_result_t DeviceEp::take_failure() {
   return fail(result, "%s", failure_text_.c_str());
 }
 
-void DeviceEp::watch() {
+void GpuBuffers::watch() {
   // Acquire: see the destructor.
   while (!stop_.load(std::memory_order_acquire)) {
     if (comm_.world().terminal_result() != MEP_SUCCESS) store_pinned(abort_word_, kAllEpochs);

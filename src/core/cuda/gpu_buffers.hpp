@@ -1,4 +1,4 @@
-// An EP object on a GPU: per buffer a window that peers write (mapped, or by queues: queued_buffer.hpp), a private
+// The buffers of an EP object on a GPU: for each a window that peers write (mapped, or by queues: queued_buffer.hpp), a private
 // block with the kernels' state and control block, and what the host knows of the calls made. Where the window
 // lies on the host, kernels copy what came out of it into memory of the GPU, and take y from there.
 //
@@ -25,42 +25,40 @@
 
 #include "core/cuda/ep_call.hpp"
 #include "core/cuda/queued_buffer.hpp"
+#include "core/ep/ep_buffers.hpp"
 #include "core/ep/ep_device.hpp"
 #include "core/ep/ep_device_geometry.hpp"
 #include "transport/cuda/device_memory.hpp"
 
 namespace mep {
 
-class DeviceEp : public EpSide, public ViewParticipant, public GpuPart {
+class GpuBuffers final : public EpBuffers, public GpuPart {
  public:
-  DeviceEp(Comm& comm, GpuBackend& side, const EpShape& shape, const EpDeviceOptions& options);
-  ~DeviceEp() override;
-  DeviceEp(const DeviceEp&) = delete;
-  DeviceEp& operator=(const DeviceEp&) = delete;
-  mep_result_t open(const char* name) override;
+  GpuBuffers(Comm& comm, GpuBackend& backend, const EpShape& shape, const EpDeviceOptions& options);
+  ~GpuBuffers() override;
+  GpuBuffers(const GpuBuffers&) = delete;
+  GpuBuffers& operator=(const GpuBuffers&) = delete;
+  // How many ranks share this rank's GPU, and how many its host; all gave the same options.
+  mep_result_t meet(RankValues* values) override;
+  mep_result_t offer(const std::string& name, uint64_t window_seed) override;
+  mep_result_t connect(const std::shared_ptr<const CommView>& view,
+                       const Deadline& deadline) override;
 
   // --- The user's thread ---
-  const EpShape& shape() const override { return shape_; }
   bool in_flight() override;
-  mep_result_t make_handle(EpSideHandle* handle) override;
-  mep_result_t end_handle(EpSideHandle& handle) override;
-  mep_result_t set_expert_map(const int32_t* map) override;
+  mep_result_t make_handle(EpHandle* handle) override;
+  mep_result_t end_handle(EpHandle& handle) override;
+  mep_result_t use_map(const std::shared_ptr<const ExpertMap>& map) override;
   void fill_view(uint32_t buffer, mep_ep_view_t* view) const override;
-  mep_result_t dispatch(EpSideHandle& handle, const mep_dispatch_send_t* send,
+  mep_result_t dispatch(EpHandle& handle, const mep_dispatch_send_t* send,
                         const mep_dispatch_receive_t* receive, void* stream) override;
-  mep_result_t combine(EpSideHandle& handle, const mep_combine_send_t* send,
+  mep_result_t combine(EpHandle& handle, const mep_combine_send_t* send,
                        const mep_combine_receive_t* receive, void* stream) override;
   mep_result_t last_op(uint32_t buffer, mep_op_info_t* info) override;
   mep_result_t take_failure() override;
+  void leave() override;
 
-  // --- The control thread (ViewParticipant) ---
-  // Nothing of these operations is settled between ranks.
-  void describe(std::vector<membership::ChannelState>*) const override {}
-  bool holds(uint64_t, uint64_t) const override { return true; }
-  void freeze(std::vector<membership::ChannelState>*) override {}
-  const std::string& name() const override { return name_; }
-  void describe_object(std::vector<std::byte>*) const override {}
-  void prepare() override {}
+  // --- The control thread ---
   void install(const std::shared_ptr<const CommChange>& change,
                const membership::Proposal* committed) override;
   void terminate() override;
@@ -88,42 +86,40 @@ class DeviceEp : public EpSide, public ViewParticipant, public GpuPart {
     std::string text;
   };
 
-  mep_result_t agree(uint32_t* ranks_on_device, uint32_t* ranks_on_host, const char* name);
-  mep_result_t check_host_memory(uint32_t ranks_on_host) const;
-  mep_result_t offer(uint32_t ranks_on_host);
-  mep_result_t take_part();
+  mep_result_t check_host_memory() const;
+  mep_result_t offer_buffer(Buffer* buffer);
   mep_result_t take_windows(const Deadline& deadline,
                             std::vector<std::vector<std::byte*>>* windows_of);
-  mep_result_t connect();
-  mep_result_t choose_ctas(uint32_t ranks_on_device);
+  mep_result_t connect_buffers(const Deadline& deadline);
+  mep_result_t choose_ctas();
   device::DeviceControl control_of(const CommView& view) const;
   LatestView latest() const;
   mep_result_t check_call(const void* stream) const;
   mep_result_t catch_up(Buffer& buffer, void* stream);
   mep_result_t move_to_view(Buffer& buffer, const CommView& view, void* stream);
   bool is_over(const Buffer& buffer) const;
-  device::EpLaunch launch(const Buffer& buffer, const EpSideHandle& handle) const;
+  device::EpLaunch launch(const Buffer& buffer, const EpHandle& handle) const;
   void fill_expanded_view(const Buffer& buffer, mep_ep_view_t* view) const;
   void read_reports();
   void watch();
 
   Comm& comm_;
-  GpuBackend& side_;
+  GpuBackend& backend_;
   const EpShape shape_;
   const EpDeviceOptions options_;
   const device::EpGeometry geometry_;
   std::string name_;
-  uint64_t seed_ = 0;  // ids of windows follow from it
   uint32_t ranks_on_device_ = 1;
+  uint32_t ranks_on_host_ = 1;
   uint32_t ctas_ = 1;
   std::vector<Buffer> buffers_;
   std::unique_ptr<DeviceStream> stream_;
   std::shared_ptr<DeviceMemory> map_memory_;
   bool has_map_ = false;  // one was set: ids go through map_memory_ from then on
+  ExpertMap no_map_;      // physical ids, as a table
   std::shared_ptr<PinnedMemory> pinned_;
   uint64_t* abort_word_ = nullptr;           // pinned
   device::DeviceReport* reports_ = nullptr;  // pinned, by buffer
-  bool is_client_ = false;
   bool is_part_ = false;
 
   std::mutex handles_mutex_;
