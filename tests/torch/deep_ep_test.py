@@ -420,6 +420,9 @@ def rank_masked():
         assert mask_of(buffer, ranks) == [LOST]
         buffer.low_latency_update_mask_buffer(LOST, mask=True)  # once more
         dist.barrier()  # is not touched by that
+    buffer.update_ep_member()
+    assert mask_of(buffer, ranks) == []
+    vllm_layer(buffer, Case(ranks, 810), rank, "bf16")
     buffer.destroy()
 
 
@@ -469,7 +472,7 @@ def rank_threads():
 
 def rank_mooncake():
     """Rank 1 is killed between a dispatch and its combine; active_ranks shows it, a replacement comes; then rank 0 is
-    left out by active_ranks."""
+    left out by active_ranks, and comes back."""
     import torch
     import torch.distributed as dist
     import mep
@@ -523,6 +526,11 @@ def rank_mooncake():
         for number in range(3):
             mooncake_layer(buffer, Case(ranks, 40 + number), rank, "bf16", active_ranks, absent={0})
         dist.barrier()
+    buffer.update_ep_member()
+    active_ranks.fill_(1)
+    for number, kind in enumerate(("bf16", "fp8", "bf16")):
+        mooncake_layer(buffer, Case(ranks, 50 + number), rank, kind, active_ranks, hooked=number % 2 == 0)
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -110,9 +110,9 @@ class Buffer:
         self._leave()
 
     def update_ep_member(self) -> None:
-        """After the group took replacements in (mep.torch.recover()): the ranks of the group meet again, with the same
-        options. The ranks that were there call it with nothing pending, and the replacements make their Buffer. Handles,
-        tensors over memory of the library and captured graphs are void.
+        """Takes ranks in that the group has: replacements (mep.torch.recover()), and ranks that were masked. The ranks of
+        the group meet again, with the same options: those that have this Buffer call it, with nothing pending, and the
+        replacements make theirs. Handles, tensors over memory of the library and captured graphs are void.
 
         The ranks meet here or in the next call, like those of a new Buffer. NotImplementedError if the Buffer was made from a
         mep.Comm, whose members the program itself takes in: make another Buffer over it.
@@ -217,8 +217,8 @@ class Buffer:
         if mask:
             calls.leave_out(rank_to_mask)
         elif rank_to_mask in calls.absent():
-            raise NotImplementedError(f"rank {rank_to_mask} was left out; a new process takes its place by "
-                                      "mep.torch.recover() and update_ep_member()")
+            raise NotImplementedError(f"rank {rank_to_mask} was left out; update_ep_member() on all ranks brings it "
+                                      "back, after mep.torch.recover() if its process ended")
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """Writes 1 for each rank that is gone, and 0 for the others."""

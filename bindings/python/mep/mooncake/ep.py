@@ -11,6 +11,7 @@ from typing import Any, List, Optional, Tuple
 
 import torch
 
+import mep
 from mep.deep_ep import EventOverlap
 from mep.deep_ep._low_latency import LowLatency
 from mep.deep_ep._meeting import Place
@@ -76,16 +77,19 @@ class Buffer:
         return self._joined().combine_buffer(handle)
 
     def update_ep_member(self) -> None:
-        """After ranks of the group were recovered: their replacements take part from now on. All ranks of the group
-        call it, the replacements too, with nothing pending."""
+        """Takes ranks in that the group has: replacements that it has recovered, and ranks that a 0 in active_ranks has
+        left out. All ranks of the group call it, those too, with nothing pending."""
         if self._calls is not None and self._calls.streams is not None:
             raise NotImplementedError("a Buffer on a GPU takes no replacements yet")
-        if self._calls is None and self._is_newcomer:
-            self._calls = LowLatency(self._place.join(partial=True), goes_on=True, owned=True, newcomer=True)
-        elif self._calls is None:
+        if self._calls is None and not self._is_newcomer:
             raise RuntimeError("the Buffer was not used yet, so nothing is to be updated")
-        else:
-            self._calls.recover(_there(self.group, self.group_size))
+        if self._calls is not None:
+            try:
+                return self._calls.recover(_there(self.group, self.group_size))
+            except mep.EvictedError:  # by a 0 in active_ranks; this rank comes back
+                self._calls.close()
+                self._timeout_us = None
+        self._calls = LowLatency(self._place.join(partial=True), goes_on=True, owned=True, newcomer=True)
 
     def _joined(self, x: Optional[torch.Tensor] = None) -> LowLatency:
         """x: a tensor of the call that has one."""
