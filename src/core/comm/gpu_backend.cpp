@@ -1,5 +1,8 @@
 #include "core/comm/gpu_backend.hpp"
 
+#include <ctime>
+
+#include "base/library_thread.hpp"
 #include "base/status.hpp"
 #include "core/comm/comm.hpp"
 #include "core/operation/operation_record.hpp"
@@ -9,6 +12,7 @@ namespace {
 
 constexpr const char* kChildSteps[] = {"make its GPU's part of a communicator",
                                        "reach its peers' GPUs"};
+constexpr timespec kWatchPause{0, 1'000'000};
 
 }  // namespace
 
@@ -32,6 +36,47 @@ mep_result_t GpuBackend::set_op_status(mep_op_status_t* status, uint64_t bytes) 
   status_place_ = {status, bytes};
   return MEP_SUCCESS;
 }
+
+// --- The watcher ----------------------------------------------------------------------------------
+
+mep_result_t GpuBackend::add_part(GpuPart* part) {
+  {
+    const std::lock_guard lock(parts_mutex_);
+    parts_.push_back(part);
+  }
+  return start_watcher();
+}
+
+void GpuBackend::remove_part(GpuPart* part) {
+  const std::lock_guard lock(parts_mutex_);
+  std::erase(parts_, part);
+}
+
+mep_result_t GpuBackend::start_watcher() {
+  if (watcher_.joinable()) return MEP_SUCCESS;
+  return start_library_thread(
+      "the watcher of a communicator", [this] { watch_all(); }, &watcher_);
+}
+
+void GpuBackend::stop_watcher() {
+  // Relaxed: join() orders the thread's work before what follows.
+  stop_.store(true, std::memory_order_relaxed);
+  if (watcher_.joinable()) watcher_.join();
+}
+
+void GpuBackend::watch_all() {
+  // Relaxed: stop_ publishes nothing else.
+  while (!stop_.load(std::memory_order_relaxed)) {
+    watch();
+    {
+      const std::lock_guard lock(parts_mutex_);
+      for (GpuPart* part : parts_) part->watch();
+    }
+    (void)nanosleep(&kWatchPause, nullptr);
+  }
+}
+
+// --- Children -------------------------------------------------------------------------------------
 
 std::span<const char* const> GpuBackend::child_steps() const {
   return kChildSteps;

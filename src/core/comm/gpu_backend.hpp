@@ -2,11 +2,13 @@
 // No CUDA here; builds without CUDA have the same interface and answer MEP_ERR_UNSUPPORTED.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <span>
+#include <thread>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -33,8 +35,8 @@ class GpuPart {
   virtual ~GpuPart() = default;
   // First failure since the last call.
   virtual mep_result_t take_failure() = 0;
-  // The comm's timeout has changed.
-  virtual void set_timeout_ms(uint32_t) {}
+  // By the watcher: takes what kernels report. Makes no CUDA call.
+  virtual void watch() = 0;
 };
 
 // A rank's GPU, and who of its process is there besides.
@@ -78,6 +80,8 @@ class GpuBackend : public Backend {
   [[nodiscard]] virtual mep_result_t count_layout(const device::DispatchLayout& layout,
                                                   void* stream) = 0;
 
+  // Each rank of this process needs a stream of its own.
+  [[nodiscard]] mep_result_t check_stream(const void* stream) const;
   // First failure of a collective since the last call.
   virtual mep_result_t take_failure() = 0;
   mep_result_t set_op_status(mep_op_status_t* status, uint64_t bytes) override;
@@ -85,14 +89,9 @@ class GpuBackend : public Backend {
   std::span<const char* const> child_steps() const override;
   mep_result_t take_child_step(size_t step, Comm& child, std::unique_ptr<Backend>* made) override;
 
-  void add_part(GpuPart* part) {
-    const std::lock_guard lock(parts_mutex_);
-    parts_.push_back(part);
-  }
-  void remove_part(GpuPart* part) {
-    const std::lock_guard lock(parts_mutex_);
-    std::erase(parts_, part);
-  }
+  // Until remove_part() the part is watched.
+  [[nodiscard]] mep_result_t add_part(GpuPart* part);
+  void remove_part(GpuPart* part);
   // The collectives' failure goes first, then the parts'.
   mep_result_t take_any_failure() override {
     mep_result_t result = take_failure();
@@ -114,20 +113,23 @@ class GpuBackend : public Backend {
   const StatusPlace& status_place() const { return status_place_; }
   // Memory that kernels can use: device, managed or pinned.
   [[nodiscard]] virtual mep_result_t check_memory(const void* memory, const char* name) const = 0;
-  // Each rank of this process needs a stream of its own.
-  [[nodiscard]] mep_result_t check_stream(const void* stream) const;
-  void set_parts_timeout_ms(uint32_t ms) {
-    const std::lock_guard lock(parts_mutex_);
-    for (GpuPart* part : parts_) part->set_timeout_ms(ms);
-  }
+  // The thread that takes the reports of kernels, the backend's and its parts'. One, whoever starts it.
+  [[nodiscard]] mep_result_t start_watcher();
+  // Begins each destructor: watch() is not called any more.
+  void stop_watcher();
 
  private:
+  // By the watcher, as that of a part.
+  virtual void watch() {}
+  void watch_all();
   mep_result_t begin(Collective kind, const CollectiveArgs& args, Operation* operation) override;
 
   const GpuPlace place_;
   StatusPlace status_place_;  // of the caller's thread
   std::mutex parts_mutex_;
   std::vector<GpuPart*> parts_;
+  std::atomic<bool> stop_{false};
+  std::thread watcher_;
 };
 
 // First step: memory, kernels, and the rank's window where peers of this process find it.

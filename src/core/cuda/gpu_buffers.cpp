@@ -1,12 +1,9 @@
 #include "core/cuda/gpu_buffers.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <limits>
 
-#include "base/library_thread.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/cuda/pinned_word.hpp"
@@ -19,7 +16,6 @@ using device::DeviceControl;
 using device::DeviceReport;
 using device::EpState;
 
-constexpr uint64_t kEpWatchUs = 1'000;
 constexpr uint32_t kUsefulCtas = 16;  // of each of several ranks; more do not help
 constexpr uint64_t kAllEpochs = std::numeric_limits<uint64_t>::max();
 
@@ -55,30 +51,20 @@ void GpuBuffers::leave() {
 
 GpuBuffers::~GpuBuffers() {
   if (is_part_) backend_.remove_part(this);
-  // Release: the watcher touches nothing of this object after it has seen it.
-  stop_.store(true, std::memory_order_release);
-  if (watcher_.joinable()) watcher_.join();
 }
 
 // --- Creation -------------------------------------------------------------------------------------
 
 mep_result_t GpuBuffers::meet(RankValues* values) {
-  const uint64_t mine[] = {options_.column_major ? 1u : 0u, comm_.world().identity().host,
-                           static_cast<uint64_t>(getpid()),
-                           static_cast<uint64_t>(backend_.device())};
+  const uint64_t mine[] = {options_.column_major ? 1u : 0u, comm_.world().identity().host};
   static_assert(std::size(mine) <= EpAgreement::kMostValues);
   MEP_TRY(values->gather(comm_, mine));
-  ranks_on_device_ = ranks_on_host_ = 0;
+  ranks_on_host_ = 0;
   for (uint32_t rank = 0; rank < shape_.ranks; ++rank) {
     if (values->of(rank) != values->of(0)) {
       return fail(MEP_ERR_MISMATCH, "scale_layout differs on ranks 0 and %u", rank);
     }
     if (values->of(rank, 1) == mine[1]) ++ranks_on_host_;
-    bool is_here = true;
-    for (size_t i = 1; i < std::size(mine); ++i) {
-      is_here = is_here && values->of(rank, i) == mine[i];
-    }
-    if (is_here) ++ranks_on_device_;
   }
   return MEP_SUCCESS;
 }
@@ -88,16 +74,16 @@ mep_result_t GpuBuffers::choose_ctas() {
   uint32_t resident = 0;
   MEP_TRY(check_cuda(device::ep_load_kernels(geometry_, backend_.nic() != nullptr, &resident),
                      "loading the kernels of dispatch and combine"));
-  // This rank itself is one of them.
-  const uint32_t share = resident / (std::max(ranks_on_device_, 1U) * std::max(shape_.buffers, 1U));
+  const uint32_t ranks = backend_.place().ranks_on_device;
+  const uint32_t share = resident / (ranks * std::max(shape_.buffers, 1U));
   if (share == 0 || options_.num_sms > share) {
     return fail(MEP_ERR_UNSUPPORTED,
                 "%u ranks with %u buffers do not fit on GPU %d together: it holds %u blocks of "
                 "these kernels, %u for each; use fewer ranks on it, fewer buffers or a smaller "
                 "num_sms",
-                ranks_on_device_, shape_.buffers, backend_.device(), resident, share);
+                ranks, shape_.buffers, backend_.device(), resident, share);
   }
-  ctas_ = ranks_on_device_ == 1 ? share : std::min(share, kUsefulCtas);
+  ctas_ = ranks == 1 ? share : std::min(share, kUsefulCtas);
   if (options_.num_sms != 0) ctas_ = options_.num_sms;
   return MEP_SUCCESS;
 }
@@ -209,9 +195,7 @@ mep_result_t GpuBuffers::connect(const std::shared_ptr<const CommView>& view,
   latest_.view = view;
   MEP_TRY(connect_buffers(deadline));
   is_part_ = true;
-  backend_.add_part(this);
-  return start_library_thread(
-      "the watcher of an EP object", [this] { watch(); }, &watcher_);
+  return backend_.add_part(this);
 }
 
 mep_result_t GpuBuffers::connect_buffers(const Deadline& deadline) {
@@ -350,11 +334,7 @@ bool GpuBuffers::in_flight() {
 
 mep_result_t GpuBuffers::check_call(const void* stream) const {
   MEP_TRY(comm_.identity().check_world());
-  if (stream != nullptr || ranks_on_device_ == 1) return MEP_SUCCESS;
-  return fail(MEP_ERR_INVALID_ARGUMENT,
-              "%u ranks share GPU %d: each needs a stream of its own, made with "
-              "cudaStreamNonBlocking; the NULL stream would make them wait for each other",
-              ranks_on_device_, backend_.device());
+  return backend_.check_stream(stream);
 }
 
 // Before an operation begins: a call that meets a new view installs it and reports the change, nothing else.
@@ -544,13 +524,8 @@ mep_result_t GpuBuffers::take_failure() {
 }
 
 void GpuBuffers::watch() {
-  // Acquire: see the destructor.
-  while (!stop_.load(std::memory_order_acquire)) {
-    if (comm_.world().terminal_result() != MEP_SUCCESS) store_pinned(abort_word_, kAllEpochs);
-    read_reports();
-    const timespec pause{0, static_cast<long>(kEpWatchUs * 1'000)};
-    (void)nanosleep(&pause, nullptr);
-  }
+  if (comm_.world().terminal_result() != MEP_SUCCESS) store_pinned(abort_word_, kAllEpochs);
+  read_reports();
 }
 
 }  // namespace mep

@@ -12,15 +12,13 @@
 // written only after every member's counts of that epoch have come, hence after its old kernels. Slotted,
 // and for terms, each place has one writer.
 //
-// Three threads: the user's, the control thread of the world (install), and the watcher, which takes the
+// Three threads: the user's, the control thread of the world (install), and the comm's watcher, which takes the
 // kernels' reports to membership. The last two make no CUDA call.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "core/cuda/ep_call.hpp"
@@ -38,7 +36,7 @@ class GpuBuffers final : public EpBuffers, public GpuPart {
   ~GpuBuffers() override;
   GpuBuffers(const GpuBuffers&) = delete;
   GpuBuffers& operator=(const GpuBuffers&) = delete;
-  // How many ranks share this rank's GPU, and how many its host; all gave the same options.
+  // How many ranks share this host, and that all gave the same options.
   mep_result_t meet(RankValues* values) override;
   mep_result_t offer(const std::string& name, uint64_t window_seed) override;
   mep_result_t connect(const std::shared_ptr<const CommView>& view,
@@ -56,6 +54,7 @@ class GpuBuffers final : public EpBuffers, public GpuPart {
                        const mep_combine_receive_t* receive, void* stream) override;
   mep_result_t last_op(uint32_t buffer, mep_op_info_t* info) override;
   mep_result_t take_failure() override;
+  void watch() override;
   void leave() override;
 
   // --- The control thread ---
@@ -101,7 +100,6 @@ class GpuBuffers final : public EpBuffers, public GpuPart {
   device::EpLaunch launch(const Buffer& buffer, const EpHandle& handle) const;
   void fill_expanded_view(const Buffer& buffer, mep_ep_view_t* view) const;
   void read_reports();
-  void watch();
 
   Comm& comm_;
   GpuBackend& backend_;
@@ -109,7 +107,6 @@ class GpuBuffers final : public EpBuffers, public GpuPart {
   const EpDeviceOptions options_;
   const device::EpGeometry geometry_;
   std::string name_;
-  uint32_t ranks_on_device_ = 1;
   uint32_t ranks_on_host_ = 1;
   uint32_t ctas_ = 1;
   std::vector<Buffer> buffers_;
@@ -132,9 +129,6 @@ class GpuBuffers final : public EpBuffers, public GpuPart {
   std::mutex report_mutex_;
   mep_result_t failure_ = MEP_SUCCESS;  // the first that nobody was told of
   std::string failure_text_;
-
-  std::atomic<bool> stop_{false};
-  std::thread watcher_;
 };
 
 }  // namespace mep

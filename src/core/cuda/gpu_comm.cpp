@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/library_thread.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/coll/check.hpp"
@@ -23,7 +22,6 @@ using device::CollState;
 constexpr uint64_t kSettleMs = 60'000;  // beyond the timeout: membership is surely done or gone
 constexpr uint64_t kProofMs = 10'000;
 constexpr uint64_t kAcknowledgeMs = 5'000;
-constexpr uint64_t kWatchUs = 1'000;
 
 // Where the ranks of one process find each other's windows, by comm and incarnation.
 class WindowRegistry {
@@ -79,10 +77,8 @@ GpuComm::GpuComm(Comm& comm, const GpuPlace& place, WindowPlace windows_at)
       channel_(comm.id() ^ 0x6465766963650000u) {}
 
 GpuComm::~GpuComm() {
+  stop_watcher();
   if (is_client_) comm_.remove_client(this);
-  // Release: the watcher touches nothing of this object after it has seen it.
-  stop_.store(true, std::memory_order_release);
-  if (watcher_.joinable()) watcher_.join();
   WindowRegistry::instance().remove(comm_.id(), incarnation_);
   for (const auto& [id, windows] : shared_) WindowRegistry::instance().remove(id, incarnation_);
 }
@@ -270,8 +266,7 @@ mep_result_t GpuComm::end_proof() {
   MEP_TRY(copy_to_device(&state_->settle_ns, &settle_ns, sizeof settle_ns));
   comm_.add_client(this);
   is_client_ = true;
-  return start_library_thread(
-      "the watcher of a communicator", [this] { watch(); }, &watcher_);
+  return start_watcher();
 }
 
 void GpuComm::set_timeout_ms(uint32_t ms) {
@@ -430,23 +425,15 @@ void GpuComm::end_world(mep_result_t result) {
 }
 
 void GpuComm::watch() {
-  uint64_t told_epoch = 0;
-  // Acquire: see the destructor.
-  while (!stop_.load(std::memory_order_acquire)) {
-    const mep_result_t terminal = comm_.world().terminal_result();
-    if (terminal != MEP_SUCCESS) end_world(terminal);
-    const uint64_t late = load_pinned(&post_->late_epoch);
-    if (late != 0 && late != told_epoch) {
-      told_epoch = late;
-      log(LogLevel::kWarn,
-          "comm %s: operation %llu on the GPU is over its time, missing ranks 0x%llx",
-          comm_.name().c_str(), static_cast<unsigned long long>(load_pinned(&post_->late_seq)),
-          static_cast<unsigned long long>(load_pinned(&post_->late_missing)));
-      comm_.world().report_deadline(comm_.id(), channel_, late);
-    }
-    const timespec pause{0, static_cast<long>(kWatchUs * 1'000)};
-    (void)nanosleep(&pause, nullptr);
-  }
+  const mep_result_t terminal = comm_.world().terminal_result();
+  if (terminal != MEP_SUCCESS) end_world(terminal);
+  const uint64_t late = load_pinned(&post_->late_epoch);
+  if (late == 0 || late == told_epoch_) return;
+  told_epoch_ = late;
+  log(LogLevel::kWarn, "comm %s: operation %llu on the GPU is over its time, missing ranks 0x%llx",
+      comm_.name().c_str(), static_cast<unsigned long long>(load_pinned(&post_->late_seq)),
+      static_cast<unsigned long long>(load_pinned(&post_->late_missing)));
+  comm_.world().report_deadline(comm_.id(), channel_, late);
 }
 
 }  // namespace mep

@@ -15,7 +15,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 #include "core/comm/comm.hpp"
@@ -69,7 +68,7 @@ class GpuComm : public GpuBackend, public ViewParticipant {
                             std::vector<std::shared_ptr<GpuWindow>>* windows);
   mep_result_t import_windows(size_t bytes, const Deadline& deadline,
                               std::vector<std::shared_ptr<GpuWindow>>* windows);
-  void watch();
+  void watch() override;
   void end_world(mep_result_t result);
   bool acknowledged(uint64_t word) const;
   void publish(const device::CollDecision& decision);
@@ -92,8 +91,7 @@ class GpuComm : public GpuBackend, public ViewParticipant {
   bool is_connected_ = false;
   bool is_client_ = false;
 
-  std::atomic<bool> stop_{false};
-  std::thread watcher_;
+  uint64_t told_epoch_ = 0;    // the watcher's: whose late operation was told
   std::mutex decision_mutex_;  // one writer of decisions at a time: control thread or watcher
   uint64_t epoch_ = 1;         // under decision_mutex_
   bool ended_ = false;         // under decision_mutex_

@@ -31,6 +31,7 @@ StagedComm::StagedComm(Comm& comm, const GpuPlace& place)
     : GpuBackend(backends::kStaged, comm, place), device_(place.device) {}
 
 StagedComm::~StagedComm() {
+  stop_watcher();
   server_.close();
   if (stream_comm_ != nullptr) stream_comm_->close_after_changes();
 }
