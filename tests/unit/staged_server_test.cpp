@@ -116,7 +116,7 @@ void every_request_is_served_once_and_in_order(void**) {
     return right ? mep_result_t{MEP_SUCCESS} : mep::fail(MEP_ERR_INTERNAL, "out of order");
   };
   assert_int_equal(server.open(&box, "a test", serve), MEP_SUCCESS);
-  server.set_timeout_ms(10'000);
+  server.set_bound_ms(220'000);
   FakeStageKernel kernel(&box);
   for (uint64_t i = 1; i <= requests; ++i) {
     if (random.below(256) == 0) pause_us(random.below(2'000));
@@ -141,7 +141,7 @@ void the_first_failure_is_told_once(void**) {
                      static_cast<int>(request.collective.count));
   };
   assert_int_equal(server.open(&box, "a test", serve), MEP_SUCCESS);
-  server.set_timeout_ms(10'000);
+  server.set_bound_ms(220'000);
   FakeStageKernel kernel(&box);
   const int results[] = {0, 5, 7, 0};
   for (const int result : results) {
@@ -184,7 +184,7 @@ void a_closed_server_lets_kernels_go(void**) {
   assert_int_equal(
       server.open(&box, "a test", [](const StageRequest&, StageAnswer*) { return MEP_SUCCESS; }),
       MEP_SUCCESS);
-  server.set_timeout_ms(60'000);
+  server.set_bound_ms(370'000);
   FakeStageKernel kernel(&box);
   assert_int_equal(kernel.exchange({}).result, MEP_SUCCESS);
   server.close();
@@ -202,7 +202,7 @@ class FakeStagedRank {
         server.open(box_.get(), "a test", [comm](const StageRequest& request, StageAnswer* answer) {
           return mep::serve_staged_collective(*comm->comm, request, answer);
         });
-    server.set_timeout_ms(60'000);
+    server.set_bound_ms(370'000);
   }
   uint32_t* words() { return reinterpret_cast<uint32_t*>(staging_.data()); }
   // Words of the staging at which operations send and receive.

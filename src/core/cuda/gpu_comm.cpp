@@ -19,7 +19,6 @@ using device::CollDecision;
 using device::CollPost;
 using device::CollState;
 
-constexpr uint64_t kSettleMs = 60'000;  // beyond the timeout: membership is surely done or gone
 constexpr uint64_t kProofMs = 10'000;
 constexpr uint64_t kAcknowledgeMs = 5'000;
 
@@ -262,7 +261,7 @@ mep_result_t GpuComm::end_proof() {
                 place().ranks_on_device, device(), static_cast<unsigned long long>(kProofMs));
   }
   set_timeout_ms(comm_.timeout_ms());
-  const uint64_t settle_ns = kSettleMs * 1'000'000;
+  const uint64_t settle_ns = kDecisionGraceMs * 1'000'000;
   MEP_TRY(copy_to_device(&state_->settle_ns, &settle_ns, sizeof settle_ns));
   comm_.add_client(this);
   is_client_ = true;

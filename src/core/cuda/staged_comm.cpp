@@ -15,6 +15,7 @@ using device::StageCopies;
 using device::StageRequest;
 
 constexpr size_t kStagingBytes = size_t{16} << 20;
+constexpr uint64_t kAnswerMs = 10'000;  // for the answer of a host that has ended an operation
 
 uint64_t address(const std::byte* memory) {
   return std::bit_cast<uint64_t>(memory);
@@ -82,8 +83,8 @@ mep_result_t StagedComm::end_proof() {
 
 void StagedComm::set_timeout_ms(uint32_t ms) {
   stream_comm_->set_timeout_ms(ms);
-  server_.set_timeout_ms(ms);
-  set_parts_timeout_ms(ms);
+  // An operation of the host may meet view changes before it begins, while it runs, and at its end.
+  server_.set_bound_ms(3 * (ms + kDecisionGraceMs) + kAnswerMs);
 }
 
 void StagedComm::revoke() {

@@ -10,6 +10,7 @@
 
 #include "base/clock.hpp"
 #include "base/kept_name.hpp"
+#include "core/world/wait.hpp"
 #include "core/world/world.hpp"
 
 namespace mep {
@@ -37,12 +38,8 @@ class CommIdentity {
   // Relaxed: a value for later calls, it orders nothing.
   uint32_t timeout_ms() const { return timeout_ms_.load(std::memory_order_relaxed); }
   void set_timeout_ms(uint32_t ms) { timeout_ms_.store(ms, std::memory_order_relaxed); }
-  // Until when a view change is waited for: beyond all that membership may take. One that has not come to
-  // an end by then is a bug.
-  Deadline change_deadline() const {
-    constexpr uint64_t kGraceMs = 60'000;
-    return Deadline::after_ms(kGraceMs + timeout_ms());
-  }
+  // Until when a view change is waited for.
+  Deadline change_deadline() const { return Deadline::after_ms(kDecisionGraceMs + timeout_ms()); }
 
  private:
   const std::shared_ptr<World> world_;

@@ -19,10 +19,6 @@ namespace {
 using device::StageAnswer;
 using device::StageRequest;
 
-// The time beyond three timeouts that an operation of the host may spend in view changes: before it begins,
-// while it runs, and at its end.
-constexpr uint64_t kSettleMs = 190'000;
-
 // A word of the mailbox has one writer, the device or the host, and is written whole. stage_mailbox.hpp says what each
 // publishes.
 uint64_t load(const uint64_t* word) {
@@ -69,8 +65,8 @@ void StageServer::close() {
   if (thread_.joinable()) thread_.join();
 }
 
-void StageServer::set_timeout_ms(uint32_t ms) {
-  store(&mailbox_->bound_ns, (3 * uint64_t{ms} + kSettleMs) * 1'000'000);
+void StageServer::set_bound_ms(uint64_t ms) {
+  store(&mailbox_->bound_ns, ms * 1'000'000);
 }
 
 bool StageServer::busy() const {

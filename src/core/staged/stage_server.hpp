@@ -31,8 +31,8 @@ class StageServer {
   [[nodiscard]] mep_result_t open(device::StageMailbox* mailbox, std::string what, Serve serve);
   void close();
 
-  // How long kernels wait for one operation with this timeout: longer than the host's may take.
-  void set_timeout_ms(uint32_t ms);
+  // How long kernels wait for one operation: longer than the host's may take.
+  void set_bound_ms(uint64_t ms);
   // A request is open, as far as is known here.
   bool busy() const;
   // First failure since the last call.

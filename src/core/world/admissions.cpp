@@ -9,13 +9,9 @@
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/world/control_thread.hpp"
+#include "core/world/wait.hpp"
 
 namespace mep {
-namespace {
-
-constexpr uint64_t kAnswerGraceNs = 60'000'000'000;
-
-}  // namespace
 
 mep_result_t Admissions::recover(const membership::SlotSet& wanted, const Deadline& deadline,
                                  Admission* admission) {
@@ -34,7 +30,7 @@ mep_result_t Admissions::recover(const membership::SlotSet& wanted, const Deadli
   MEP_FAILPOINT("recover");
   std::unique_lock lock(mutex_);
   // Every member answers, or is removed by the same membership: the bound is for its bugs only.
-  const Deadline limit = Deadline::at(deadline.at_ns() + kAnswerGraceNs);
+  const Deadline limit = Deadline::at(deadline.at_ns() + kDecisionGraceMs * 1'000'000);
   while (recover_answered_ < seq && end_.result() == MEP_SUCCESS && !limit.expired()) {
     answered_.wait_for(lock, std::chrono::milliseconds(limit.left_ms(100)));
   }

@@ -23,6 +23,9 @@
 
 namespace mep {
 
+// All that a view change may take beyond the time of what waits for it; one that takes longer is a bug.
+constexpr uint64_t kDecisionGraceMs = 60'000;
+
 // A wait's work besides looking, while there are peers over a network.
 class NetworkWait {
  public:
