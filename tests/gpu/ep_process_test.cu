@@ -106,6 +106,9 @@ int rank_main(const Scene& scene, uint64_t seed) {
     group.live = live;
     group.compare(after, "replayed");
     group.expect_no_failure("before the fault");
+    // What the victim's NIC still holds of the last replay would die with it.
+    need(mep_barrier(comm, group.use(rank).stream), "mep_barrier");
+    group.synchronize();
     if (rank == live) die(group, before, rank, scene.fault);
     group.upload(before);
     const double begin = now_s();
