@@ -106,7 +106,7 @@ int rank_main(const Scene& scene, uint64_t seed) {
     group.live = live;
     group.compare(after, "replayed");
     group.expect_no_failure("before the fault");
-    // What the victim's NIC still holds of the last replay would die with it.
+    // The victim's NIC may still hold bytes of the last replay, which would die with it.
     need(mep_barrier(comm, group.use(rank).stream), "mep_barrier");
     group.synchronize();
     if (rank == live) die(group, before, rank, scene.fault);
