@@ -380,13 +380,10 @@ def rank_lost():
         launch.wait_until(lambda: victim in mask_of(buffer, ranks), f"rank {victim} lives")
         return {victim}
 
-    def die_together():
-        dist.barrier()
-        return die(LOST)
     for number, kind in enumerate(("bf16", "fp8")):
         sglang_layer(buffer, Case(ranks, 700 + number), rank, kind)
     assert mask_of(buffer, ranks) == []
-    vllm_layer(buffer, Case(ranks, 710, [3] * ranks), rank, "bf16", between=die_together)
+    vllm_layer(buffer, Case(ranks, 710, [3] * ranks), rank, "bf16", between=lambda: dist.barrier() or die(LOST))
     assert mask_of(buffer, ranks) == [LOST]
     for number, kind in enumerate(("bf16", "fp8", "bf16", "fp8")):
         vllm_layer(buffer, Case(ranks, 720 + number), rank, kind, absent={LOST})

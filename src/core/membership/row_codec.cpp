@@ -216,7 +216,8 @@ bool read_comm(Reader& in, CommState* comm) {
 bool read_proposal(Reader& in, Proposal* value) {
   const auto decision = [&](ChannelDecision* v) {
     return in.number(&v->comm) && in.number(&v->channel) && in.number(&v->last_completed) &&
-           in.number(&v->next) && in.number(&v->called) && in.slot(&v->donor, true) && in.set(&v->late);
+           in.number(&v->next) && in.number(&v->called) && in.slot(&v->donor, true) &&
+           in.set(&v->late);
   };
   if (!in.number(&value->epoch) || !in.number(&value->origin.round) ||
       !in.number(&value->origin.suspected) || !in.slot(&value->proposer, false) ||
