@@ -47,6 +47,7 @@ class SpreadExperts(torch.nn.Module):
 
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         rows, count, handle, _, _ = self.buffer.low_latency_dispatch(x, chosen, LONGEST, EXPERTS, use_fp8=False)
+        assert isinstance(rows, Tensor)  # bfloat16; fp8 comes with scales
         outputs = torch.empty_like(rows)
         for expert, number in enumerate(count.tolist()):
             gate, up = linear(rows[expert, :number], self.up[expert]).chunk(2, -1)
@@ -67,7 +68,6 @@ def spread(model: torch.nn.Module, buffer: deep_ep.Buffer) -> None:
         layer.mlp.experts = SpreadExperts(layer.mlp.experts, buffer)
 
 
-@torch.no_grad()
 def generate(model: torch.nn.Module, dies: bool = False) -> Tensor:
     """The logits of each token of this rank's answer. All ranks generate as many, since each takes part in every layer."""
     tokens = torch.randint(0, 256, (1, PROMPT), generator=torch.Generator().manual_seed(RANK))
@@ -76,7 +76,8 @@ def generate(model: torch.nn.Module, dies: bool = False) -> Tensor:
         if dies and RANK == VICTIM and step == DEATH:
             say("kills itself")
             os.kill(os.getpid(), signal.SIGKILL)
-        logits.append(model(tokens, use_cache=False).logits[0, -1].float())
+        with torch.no_grad():
+            logits.append(model(tokens, use_cache=False).logits[0, -1].float())
         tokens = torch.cat([tokens, logits[-1].argmax().view(1, 1)], 1)
     return torch.stack(logits)
 
@@ -84,7 +85,8 @@ def generate(model: torch.nn.Module, dies: bool = False) -> Tensor:
 def gone(buffer: deep_ep.Buffer) -> list[int]:
     mask = torch.zeros(SIZE, dtype=torch.int32)
     buffer.low_latency_query_mask_buffer(mask)
-    return mask.nonzero().flatten().tolist()
+    ranks: list[int] = mask.nonzero().flatten().tolist()
+    return ranks
 
 
 def main() -> None:
