@@ -3,7 +3,7 @@
 //
 // Three threads meet here. The user's makes it and launches kernels. The control thread of the world
 // freezes it, looks at what the device says of itself in the pinned CollPost, and installs decisions there;
-// it makes no CUDA call. The watcher, a thread of this object that makes none either, turns what kernels
+// it makes no CUDA call. The watcher (GpuBackend) makes none either; it turns what kernels
 // report (an operation is late) and what has become of the world into evidence and decisions.
 //
 // The device acknowledges a freeze by ending or parking the operation that runs; one that has not begun
