@@ -46,19 +46,24 @@ struct Case {
   }
 };
 
+mep_ep_config_t config_of(uint32_t experts) {
+  mep_ep_config_t config;
+  mep_ep_config_defaults(&config);
+  config.flags = MEP_EP_IN_STEP;
+  config.max_tokens_per_rank = kTokens;
+  config.hidden = kHidden;
+  config.top_k = kTopK;
+  config.num_experts = experts;
+  config.input_type = MEP_FLOAT32;
+  return config;
+}
+
 class Rank {
  public:
   Rank(const Case& c, int rank, mep_comm_t comm, Report& report)
       : c_(c), rank_(rank), comm_(comm), report_(report) {
-    mep_ep_config_t config;
-    mep_ep_config_defaults(&config);
-    config.flags = MEP_EP_IN_STEP;
-    config.max_tokens_per_rank = kTokens;
-    config.hidden = kHidden;
-    config.top_k = kTopK;
-    config.num_experts = static_cast<uint32_t>(c.ranks);
+    mep_ep_config_t config = config_of(static_cast<uint32_t>(c.ranks));
     config.num_buffers = c.buffers;
-    config.input_type = MEP_FLOAT32;
     config.receive_layout = c.layout;
     COLL_OK(report_, mep_ep_create(comm, &config, &ep_));
     handles_.resize(c.buffers);
@@ -258,13 +263,7 @@ void by_put_alone(void**) {
 // Where all ranks return the same there is nothing to keep in step.
 void refused_with_uniform(void**) {
   require_on_rank_threads(2, MEP_COMM_UNIFORM, [](int, mep_comm_t comm, Report& found) {
-    mep_ep_config_t config;
-    mep_ep_config_defaults(&config);
-    config.flags = MEP_EP_IN_STEP;
-    config.max_tokens_per_rank = kTokens;
-    config.hidden = kHidden;
-    config.top_k = kTopK;
-    config.num_experts = 2;
+    const mep_ep_config_t config = config_of(2);
     mep_ep_t ep = nullptr;
     COLL_EXPECT(found, MEP_ERR_INVALID_ARGUMENT, mep_ep_create(comm, &config, &ep));
   });
