@@ -32,9 +32,8 @@ mep::ReachChoice choose(const std::vector<mep::ReachFacts>& facts) {
   return mep::choose_reach(facts, ranks);
 }
 
-void expect(const mep::ReachChoice& choice, GpuReach reach, bool one_process, const char* why) {
+void expect(const mep::ReachChoice& choice, GpuReach reach, const char* why) {
   assert_int_equal(choice.reach, reach);
-  assert_int_equal(choice.one_process, one_process);
   if (std::strstr(choice.why.c_str(), why) == nullptr) {
     fail_msg("\"%s\" lacks \"%s\"", choice.why.c_str(), why);
   }
@@ -44,16 +43,15 @@ void choice_follows_from_the_facts(void**) {
   const GpuReach device = GpuReach::kDeviceWindows;
   const GpuReach host = GpuReach::kHostWindows;
   const GpuReach queues = GpuReach::kQueues;
-  expect(choose({{1, 10}}), device, true, "");
-  expect(choose({{1, 10}, {1, 10}, {1, 10}}), device, true, "");
-  expect(choose({{1, 10}, {1, 11}, {1, 12}}), device, false, "");
-  expect(choose({{1, 10}, {1, 11}, {2, 12}}), queues, false,
-         "rank 5 is on another host than rank 3");
-  expect(choose({{1, 10}, {1, 10}, {1, 12}}), queues, false, "threads of one process");
-  expect(choose({{1, 10}, {1, 10, 1}}), host, true, "rank 4 has MEP_CUDA_REACH=host");
-  expect(choose({{1, 10, 1}}), host, true, "rank 3 has MEP_CUDA_REACH=host");
-  expect(choose({{1, 10, 1}, {1, 11, 2}}), queues, false, "rank 4 has MEP_CUDA_REACH=queues");
-  expect(choose({{1, 10, 1}, {2, 11}}), queues, false, "rank 4 is on another host");
+  expect(choose({{1, 10}}), device, "");
+  expect(choose({{1, 10}, {1, 10}, {1, 10}}), device, "");
+  expect(choose({{1, 10}, {1, 11}, {1, 12}}), device, "");
+  expect(choose({{1, 10}, {1, 11}, {2, 12}}), queues, "rank 5 is on another host than rank 3");
+  expect(choose({{1, 10}, {1, 10}, {1, 12}}), device, "");
+  expect(choose({{1, 10}, {1, 10, 1}}), host, "rank 4 has MEP_CUDA_REACH=host");
+  expect(choose({{1, 10, 1}}), host, "rank 3 has MEP_CUDA_REACH=host");
+  expect(choose({{1, 10, 1}, {1, 11, 2}}), queues, "rank 4 has MEP_CUDA_REACH=queues");
+  expect(choose({{1, 10, 1}, {2, 11}}), queues, "rank 4 is on another host");
 }
 
 void ranks_of_one_gpu_are_counted(void**) {

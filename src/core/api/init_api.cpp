@@ -33,7 +33,6 @@ mep_result_t choose_places(const mep_comm_config_t& config, uint64_t local_rank,
   uint32_t most = 0;
   for (const auto& [device, ranks] : ranks_of) most = std::max(most, ranks);
   for (GpuPlace& place : *places) {
-    place.ranks_in_process = static_cast<uint32_t>(count);
     place.ranks_on_device = ranks_of[place.device];
     place.most_on_a_device = most;
   }

@@ -84,11 +84,8 @@ std::span<const char* const> GpuBackend::child_steps() const {
 
 mep_result_t GpuBackend::take_child_step(size_t step, Comm& child, std::unique_ptr<Backend>* made) {
   if (step == 0) {
-    GpuPlace place = place_;
-    const bool are_threads = place.ranks_in_process == comm_.size();
-    place.ranks_in_process = are_threads ? child.size() : 1;
     std::unique_ptr<GpuBackend> side;
-    MEP_TRY(make_gpu_backend(child, place, {}, &side));
+    MEP_TRY(make_gpu_backend(child, place_, {}, &side));
     GpuBackend& opened = *side;
     *made = std::move(side);
     return opened.connect(Deadline::after_ms(comm_.timeout_ms()));

@@ -42,7 +42,6 @@ class GpuPart {
 // A rank's GPU, and who of its process is there besides.
 struct GpuPlace {
   int32_t device = 0;
-  uint32_t ranks_in_process = 1;  // of the comm: all of them, as threads, or this rank alone
   uint32_t ranks_on_device = 1;   // of this process, this rank too
   uint32_t most_on_a_device =
       1;  // on any GPU, of all processes where they are known: the same for all ranks
@@ -65,13 +64,6 @@ class GpuBackend : public Backend {
   [[nodiscard]] virtual mep_result_t begin_proof() = 0;
   [[nodiscard]] virtual mep_result_t end_proof() = 0;
 
-  // A window for something else on this comm: all ranks offer `bytes` under the same id, meet on the
-  // host, and take everybody's; by rank, null for absent ones. It lives until the comm goes, since
-  // kernels of other ranks may write to it until then.
-  [[nodiscard]] virtual mep_result_t offer_memory(uint64_t id, size_t bytes) = 0;
-  [[nodiscard]] virtual mep_result_t take_memory(uint64_t id, const Deadline& deadline,
-                                                 std::vector<std::byte*>* by_rank) = 0;
-
   // The buffers of an EP object, of a shape that check_ep_device() has passed; nothing is made yet.
   [[nodiscard]] virtual mep_result_t make_ep_buffers(const EpShape& shape,
                                                      const EpDeviceOptions& options,
@@ -89,6 +81,8 @@ class GpuBackend : public Backend {
   std::span<const char* const> child_steps() const override;
   mep_result_t take_child_step(size_t step, Comm& child, std::unique_ptr<Backend>* made) override;
 
+  // Memory of a part that has gone, which kernels may still touch and views of it still show.
+  void keep_memory(std::shared_ptr<const void> memory) { kept_.push_back(std::move(memory)); }
   // Until remove_part() the part is watched.
   [[nodiscard]] mep_result_t add_part(GpuPart* part);
   void remove_part(GpuPart* part);
@@ -126,6 +120,7 @@ class GpuBackend : public Backend {
 
   const GpuPlace place_;
   StatusPlace status_place_;  // of the caller's thread
+  std::vector<std::shared_ptr<const void>> kept_;
   std::mutex parts_mutex_;
   std::vector<GpuPart*> parts_;
   std::atomic<bool> stop_{false};

@@ -51,6 +51,11 @@ void GpuBuffers::leave() {
 
 GpuBuffers::~GpuBuffers() {
   if (is_part_) backend_.remove_part(this);
+  for (Buffer& buffer : buffers_) {
+    if (buffer.windows == nullptr) continue;
+    buffer.windows->withdraw();
+    backend_.keep_memory(std::move(buffer.windows));
+  }
 }
 
 // --- Creation -------------------------------------------------------------------------------------
@@ -143,8 +148,9 @@ mep_result_t GpuBuffers::offer_buffer(Buffer* buffer) {
     MEP_TRY(buffer->queued->offer(backend_.device(), buffer->id));
   } else {
     const bool on_host = backend_.reach() == GpuReach::kHostWindows;
-    MEP_TRY(backend_.offer_memory(buffer->id,
-                                  on_host ? geometry_.pushed_bytes : geometry_.window_bytes));
+    buffer->windows = std::make_shared<GpuWindows>(
+        comm_, on_host ? WindowPlace::kHost : WindowPlace::kDevice, backend_.device(), buffer->id);
+    MEP_TRY(buffer->windows->offer(on_host ? geometry_.pushed_bytes : geometry_.window_bytes));
   }
   if (geometry_.expanded.rows != 0) {
     MEP_TRY(DeviceMemory::create(backend_.device(), geometry_.expanded.bytes, &buffer->expanded));
@@ -164,30 +170,6 @@ mep_result_t GpuBuffers::offer_buffer(Buffer* buffer) {
   return MEP_SUCCESS;
 }
 
-// The windows of all buffers, by rank. Taking them may exchange descriptors between the ranks, so a failure for one
-// buffer leaves no other out.
-mep_result_t GpuBuffers::take_windows(const Deadline& deadline,
-                                      std::vector<std::vector<std::byte*>>* windows_of) {
-  mep_result_t result = MEP_SUCCESS;
-  std::string text;
-  for (uint32_t i = 0; i < shape_.buffers; ++i) {
-    Buffer& buffer = buffers_[i];
-    std::vector<std::byte*>& windows = (*windows_of)[i];
-    windows.resize(shape_.ranks);
-    mep_result_t taken = MEP_SUCCESS;
-    if (buffer.queued != nullptr) {
-      taken = buffer.queued->connect(*latest_.view, deadline, stream_->get());
-      windows[shape_.rank] = buffer.queued->window();
-    } else {
-      taken = backend_.take_memory(buffer.id, deadline, &windows);
-    }
-    if (taken == MEP_SUCCESS || result != MEP_SUCCESS) continue;
-    result = taken;
-    text = last_error_text();
-  }
-  return result == MEP_SUCCESS ? result : fail(result, "%s", text.c_str());
-}
-
 mep_result_t GpuBuffers::connect(const std::shared_ptr<const CommView>& view,
                                  const Deadline& deadline) {
   const DeviceScope scope(backend_.device());
@@ -200,24 +182,34 @@ mep_result_t GpuBuffers::connect(const std::shared_ptr<const CommView>& view,
 
 mep_result_t GpuBuffers::connect_buffers(const Deadline& deadline) {
   const DeviceControl control = control_of(*latest_.view);
-  std::vector<std::vector<std::byte*>> windows_of(shape_.buffers);
-  MEP_TRY(take_windows(deadline, &windows_of));
   for (uint32_t i = 0; i < shape_.buffers; ++i) {
     Buffer& buffer = buffers_[i];
-    const std::vector<std::byte*>& windows = windows_of[i];
-    buffer.window = windows[shape_.rank];
+    if (buffer.queued != nullptr) {
+      MEP_TRY(buffer.queued->connect(*latest_.view, deadline, stream_->get()));
+      buffer.window = buffer.queued->window();
+    } else {
+      MEP_TRY(reach_peers(buffer, *latest_.view, deadline));
+      buffer.window = buffer.windows->own();
+    }
     buffer.views = buffer.views_memory != nullptr ? buffer.views_memory->data() : buffer.window;
     EpState state{};
     state.channel.id = buffer.id;
     state.channel.report = reports_ + i;
     MEP_TRY(copy_in_order(buffer.block->data(), &state, sizeof state, stream_->get()));
-    MEP_TRY(copy_in_order(buffer.peers, windows.data(), windows.size() * sizeof(std::byte*),
-                          stream_->get()));
     MEP_TRY(copy_in_order(buffer.control, &control, sizeof control, stream_->get()));
     MEP_TRY(stream_->synchronize());
     buffer.epoch = control.epoch;
   }
   return MEP_SUCCESS;
+}
+
+// The table of windows that kernels read.
+mep_result_t GpuBuffers::reach_peers(Buffer& buffer, const CommView& view,
+                                     const Deadline& deadline) {
+  MEP_TRY(buffer.windows->connect(view, deadline));
+  const std::vector<std::byte*> windows = buffer.windows->addresses();
+  return copy_in_order(buffer.peers, windows.data(), windows.size() * sizeof(std::byte*),
+                       stream_->get());
 }
 
 DeviceControl GpuBuffers::control_of(const CommView& view) const {

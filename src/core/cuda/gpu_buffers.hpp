@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "core/cuda/ep_call.hpp"
+#include "core/cuda/gpu_windows.hpp"
 #include "core/cuda/queued_buffer.hpp"
 #include "core/ep/ep_buffers.hpp"
 #include "core/ep/ep_device.hpp"
@@ -69,6 +70,7 @@ class GpuBuffers final : public EpBuffers, public GpuPart {
     std::byte* views = nullptr;  // device memory laid out like the window: what fill_view() shows
     std::shared_ptr<DeviceMemory> views_memory;  // null: views lie in the window
     std::shared_ptr<DeviceMemory> expanded;      // rows by expert, and y for them; null without
+    std::shared_ptr<GpuWindows> windows;         // null: peers are reached through queues
     std::unique_ptr<QueuedBuffer> queued;        // null: peers write the window
     std::shared_ptr<DeviceMemory> block;         // local, control, status, peers
     device::DeviceControl* control = nullptr;
@@ -87,8 +89,7 @@ class GpuBuffers final : public EpBuffers, public GpuPart {
 
   mep_result_t check_host_memory() const;
   mep_result_t offer_buffer(Buffer* buffer);
-  mep_result_t take_windows(const Deadline& deadline,
-                            std::vector<std::vector<std::byte*>>* windows_of);
+  mep_result_t reach_peers(Buffer& buffer, const CommView& view, const Deadline& deadline);
   mep_result_t connect_buffers(const Deadline& deadline);
   mep_result_t choose_ctas();
   device::DeviceControl control_of(const CommView& view) const;

@@ -9,7 +9,6 @@
 #include "core/cuda/ep_call.hpp"
 #include "core/cuda/gpu_buffers.hpp"
 #include "core/cuda/pinned_word.hpp"
-#include "transport/cuda/descriptor_exchange.hpp"
 
 namespace mep {
 namespace {
@@ -21,32 +20,6 @@ using device::CollState;
 
 constexpr uint64_t kProofMs = 10'000;
 constexpr uint64_t kAcknowledgeMs = 5'000;
-
-// Where the ranks of one process find each other's windows, by comm and incarnation.
-class WindowRegistry {
- public:
-  static WindowRegistry& instance() {
-    static WindowRegistry registry;
-    return registry;
-  }
-  void add(uint64_t comm, uint64_t incarnation, const std::shared_ptr<GpuWindow>& window) {
-    const std::lock_guard lock(mutex_);
-    entries_[{comm, incarnation}] = window;
-  }
-  void remove(uint64_t comm, uint64_t incarnation) {
-    const std::lock_guard lock(mutex_);
-    entries_.erase({comm, incarnation});
-  }
-  std::shared_ptr<GpuWindow> find(uint64_t comm, uint64_t incarnation) {
-    const std::lock_guard lock(mutex_);
-    const auto it = entries_.find({comm, incarnation});
-    return it == entries_.end() ? nullptr : it->second.lock();
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<std::pair<uint64_t, uint64_t>, std::weak_ptr<GpuWindow>> entries_;
-};
 
 }  // namespace
 
@@ -73,13 +46,13 @@ GpuComm::GpuComm(Comm& comm, const GpuPlace& place, WindowPlace windows_at)
     : GpuBackend(backends::kGpu, comm, place),
       windows_at_(windows_at),
       name_(comm.name() + "#device"),
-      channel_(comm.id() ^ 0x6465766963650000u) {}
+      channel_(comm.id() ^ 0x6465766963650000u),
+      windows_(comm, windows_at, place.device,
+               hash_bytes(channel_, &windows_at, sizeof windows_at)) {}
 
 GpuComm::~GpuComm() {
   stop_watcher();
   if (is_client_) comm_.remove_client(this);
-  WindowRegistry::instance().remove(comm_.id(), incarnation_);
-  for (const auto& [id, windows] : shared_) WindowRegistry::instance().remove(id, incarnation_);
 }
 
 mep_result_t GpuComm::open() {
@@ -104,122 +77,22 @@ mep_result_t GpuComm::open() {
   layout_ =
       device::make_coll_layout(ranks, device::most_coll_ctas(capacity, place().most_on_a_device),
                                windows_at_ == WindowPlace::kHost);
-  windows_.resize(ranks);
-  MEP_TRY(
-      GpuWindow::create(windows_at_, device(), layout_.window_bytes(), &windows_[comm_.rank()]));
+  MEP_TRY(windows_.offer(layout_.window_bytes()));
   MEP_TRY(DeviceMemory::create(device(), sizeof(CollState), &state_memory_));
   MEP_TRY(PinnedMemory::create(sizeof(CollPost), &post_memory_));
   MEP_TRY(PinnedMemory::create(sizeof(device::OpStatus), &proof_memory_));
   state_ = reinterpret_cast<CollState*>(state_memory_->data());
   post_ = static_cast<CollPost*>(post_memory_->data());
   stream_ = std::make_unique<DeviceStream>();
-  MEP_TRY(stream_->open());
-  incarnation_ = comm_.latest_view()->incarnations[comm_.rank()];
-  WindowRegistry::instance().add(comm_.id(), incarnation_, windows_[comm_.rank()]);
-  return MEP_SUCCESS;
-}
-
-// Ranks of this process find each other here; those of other processes give descriptors, in one more
-// collective of the host. The latter needs a thread for each rank, which processes have.
-mep_result_t GpuComm::take_windows(uint64_t id, size_t bytes, const Deadline& deadline,
-                                   std::vector<std::shared_ptr<GpuWindow>>* windows) {
-  if (place().ranks_in_process < comm_.latest_view()->live.size()) {
-    return import_windows(bytes, deadline, windows);
-  }
-  const auto view = comm_.latest_view();
-  for (const uint32_t rank : view->live) {
-    std::shared_ptr<GpuWindow>& window = (*windows)[rank];
-    while (window == nullptr) {
-      window = WindowRegistry::instance().find(id, view->incarnations[rank]);
-      if (window != nullptr) break;
-      if (deadline.expired()) {
-        return fail(MEP_ERR_TIMEOUT, "rank %u of comm %s did not offer its device memory", rank,
-                    comm_.name().c_str());
-      }
-      std::this_thread::yield();
-    }
-    if (window->bytes() < bytes) {
-      return fail(MEP_ERR_MISMATCH, "rank %u has another kind of GPU or another layout", rank);
-    }
-    if (!window->is_mapped_for(device())) {
-      return fail(MEP_ERR_UNSUPPORTED,
-                  "GPU %d cannot map the memory of rank %u on GPU %d: use GPUs that reach each "
-                  "other (mep_info shows which)",
-                  device(), rank, window->device());
-    }
-  }
-  return MEP_SUCCESS;
-}
-
-mep_result_t GpuComm::import_windows(size_t bytes, const Deadline& deadline,
-                                     std::vector<std::shared_ptr<GpuWindow>>* windows) {
-  struct Offer {
-    DescriptorAddress address;
-    uint64_t bytes;
-    uint64_t host;
-  };
-  // A rank that has nothing to offer still takes part, so that no rank waits for it.
-  UniqueFd own;
-  DescriptorExchange exchange;
-  mep_result_t offered = (*windows)[comm_.rank()]->export_fd(&own);
-  if (offered == MEP_SUCCESS) offered = exchange.open(comm_.rank());
-  const std::string text = offered == MEP_SUCCESS ? "" : last_error_text();
-  const Offer mine{offered == MEP_SUCCESS ? exchange.address() : DescriptorAddress{},
-                   (*windows)[comm_.rank()]->bytes(), comm_.world().identity().host};
-  std::vector<Offer> offers(comm_.size());
-  MEP_TRY(comm_.run(Collective::k_allgather,
-                    {&mine, offers.data(), sizeof mine, MEP_UINT8, MEP_SUM, 0}));
-  if (offered != MEP_SUCCESS) return fail(offered, "%s", text.c_str());
-  std::vector<DescriptorAddress> peers;
-  for (const uint32_t rank : comm_.latest_view()->live) {
-    if (offers[rank].address.pid == 0) {
-      return fail(MEP_ERR_UNSUPPORTED, "rank %u could not offer its window", rank);
-    }
-    if (offers[rank].host != mine.host) {
-      return fail(MEP_ERR_UNSUPPORTED, "rank %u is on another host: it cannot be mapped", rank);
-    }
-    if (offers[rank].bytes < bytes || offers[rank].bytes != mine.bytes) {
-      return fail(MEP_ERR_MISMATCH, "rank %u has another kind of GPU or another layout", rank);
-    }
-    peers.push_back(offers[rank].address);
-    peers.back().rank = rank;
-  }
-  std::vector<UniqueFd> descriptors(comm_.size());
-  MEP_TRY(exchange.exchange(own, peers, deadline, &descriptors));
-  for (uint32_t rank = 0; rank < descriptors.size(); ++rank) {
-    if (!descriptors[rank].valid()) continue;
-    MEP_TRY(
-        GpuWindow::import(windows_at_, device(), mine.bytes, descriptors[rank], &(*windows)[rank]));
-  }
-  return MEP_SUCCESS;
-}
-
-mep_result_t GpuComm::offer_memory(uint64_t id, size_t bytes) {
-  auto& windows = shared_[id];
-  windows.assign(comm_.size(), nullptr);
-  MEP_TRY(GpuWindow::create(windows_at_, device(), bytes, &windows[comm_.rank()]));
-  WindowRegistry::instance().add(id, incarnation_, windows[comm_.rank()]);
-  return MEP_SUCCESS;
-}
-
-mep_result_t GpuComm::take_memory(uint64_t id, const Deadline& deadline,
-                                  std::vector<std::byte*>* by_rank) {
-  auto& windows = shared_[id];
-  if (windows.empty()) return fail(MEP_ERR_INTERNAL, "device memory was not offered");
-  MEP_TRY(take_windows(id, windows[comm_.rank()]->bytes(), deadline, &windows));
-  by_rank->clear();
-  for (const auto& window : windows) {
-    by_rank->push_back(window == nullptr ? nullptr : window->data());
-  }
-  return MEP_SUCCESS;
+  return stream_->open();
 }
 
 mep_result_t GpuComm::connect(const Deadline& deadline) {
   if (is_connected_) return MEP_SUCCESS;
-  MEP_TRY(take_windows(comm_.id(), layout_.window_bytes(), deadline, &windows_));
+  const auto view = comm_.latest_view();
+  MEP_TRY(windows_.connect(*view, deadline));
   const DeviceScope scope(device());
   MEP_TRY(scope.check());
-  const auto view = comm_.latest_view();
   CollState first{};
   first.epoch = epoch_ = view->epoch;
   first.live = view->live_bits.empty() ? 0 : view->live_bits[0];
@@ -228,10 +101,8 @@ mep_result_t GpuComm::connect(const Deadline& deadline) {
   first.settle_ns = 0;
   first.layout = layout_;
   first.post = post_;
-  for (uint32_t rank = 0; rank < comm_.size(); ++rank) {
-    if (windows_[rank] == nullptr) continue;
-    first.windows[rank] = reinterpret_cast<uint8_t*>(windows_[rank]->data());
-  }
+  const std::vector<std::byte*> windows = windows_.addresses();
+  std::memcpy(first.windows, windows.data(), windows.size() * sizeof(std::byte*));
   MEP_TRY(copy_to_device(state_, &first, sizeof first));
   is_connected_ = true;
   return MEP_SUCCESS;

@@ -12,16 +12,15 @@
 #pragma once
 
 #include <atomic>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
 
 #include "core/comm/comm.hpp"
 #include "core/comm/gpu_backend.hpp"
+#include "core/cuda/gpu_windows.hpp"
 #include "kernels/cuda/coll_kernels.hpp"
 #include "transport/cuda/device_memory.hpp"
-#include "transport/cuda/gpu_window.hpp"
 
 namespace mep {
 
@@ -41,9 +40,6 @@ class GpuComm : public GpuBackend, public ViewParticipant {
   mep_result_t connect(const Deadline& deadline) override;
   mep_result_t begin_proof() override;
   mep_result_t end_proof() override;
-  mep_result_t offer_memory(uint64_t id, size_t bytes) override;
-  mep_result_t take_memory(uint64_t id, const Deadline& deadline,
-                           std::vector<std::byte*>* by_rank) override;
   mep_result_t make_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
                                std::unique_ptr<EpBuffers>* out) override;
   mep_result_t count_layout(const device::DispatchLayout& layout, void* stream) override;
@@ -64,10 +60,6 @@ class GpuComm : public GpuBackend, public ViewParticipant {
  private:
   mep_result_t carry_out(Collective kind, const CollectiveArgs& args, void* stream) override;
   mep_result_t check_memory(const void* memory, const char* name) const override;
-  mep_result_t take_windows(uint64_t id, size_t bytes, const Deadline& deadline,
-                            std::vector<std::shared_ptr<GpuWindow>>* windows);
-  mep_result_t import_windows(size_t bytes, const Deadline& deadline,
-                              std::vector<std::shared_ptr<GpuWindow>>* windows);
   void watch() override;
   void end_world(mep_result_t result);
   bool acknowledged(uint64_t word) const;
@@ -77,10 +69,8 @@ class GpuComm : public GpuBackend, public ViewParticipant {
   const WindowPlace windows_at_;
   const std::string name_;
   const uint64_t channel_;
-  uint64_t incarnation_ = 0;
+  GpuWindows windows_;
   device::CollLayout layout_{};
-  std::vector<std::shared_ptr<GpuWindow>> windows_;  // by rank; kept while kernels may run
-  std::map<uint64_t, std::vector<std::shared_ptr<GpuWindow>>> shared_;  // of offer_memory
   std::shared_ptr<DeviceMemory> state_memory_;
   std::shared_ptr<PinnedMemory> post_memory_;
   std::shared_ptr<PinnedMemory> proof_memory_;

@@ -1,6 +1,7 @@
 // The choice of how GPUs reach each other when a comm gets its device side, the same on all ranks; EP objects
 // follow it.
 #include <algorithm>
+#include <iterator>
 #include <vector>
 
 #include "base/log.hpp"
@@ -137,7 +138,11 @@ mep_result_t make_gpu_backend(Comm& comm, const GpuPlace& place,
   GpuPlace own = place;
   if (made_together.empty()) {
     MEP_TRY(gather_facts(comm, place.device, &facts, &choice));
-    if (!choice.one_process) own.ranks_in_process = 1;
+    const uint64_t process = comm.world().identity().process_token;
+    std::vector<ReachFacts> neighbours;
+    std::copy_if(facts.begin(), facts.end(), std::back_inserter(neighbours),
+                 [process](const ReachFacts& each) { return each.process == process; });
+    own.ranks_on_device = std::max(own.ranks_on_device, most_on_one_gpu(neighbours));
     // Processes share a GPU too: in turns, or at once where MPS lets them.
     own.most_on_a_device = std::max(own.most_on_a_device, most_on_one_gpu(facts));
   } else {

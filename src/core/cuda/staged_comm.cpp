@@ -91,14 +91,6 @@ void StagedComm::revoke() {
   comm_.world().request_revoke(stream_comm_->id());
 }
 
-mep_result_t StagedComm::offer_memory(uint64_t, size_t) {
-  return fail(MEP_ERR_INTERNAL, "comm %s shares no device memory", comm_.name().c_str());
-}
-
-mep_result_t StagedComm::take_memory(uint64_t, const Deadline&, std::vector<std::byte*>*) {
-  return fail(MEP_ERR_INTERNAL, "comm %s shares no device memory", comm_.name().c_str());
-}
-
 // --- Operations -----------------------------------------------------------------------------------
 
 mep_result_t StagedComm::check_memory(const void* memory, const char* name) const {

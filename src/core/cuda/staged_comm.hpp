@@ -50,9 +50,6 @@ class StagedComm : public GpuBackend {
   mep_result_t connect(const Deadline& deadline) override;
   mep_result_t begin_proof() override;
   mep_result_t end_proof() override;
-  mep_result_t offer_memory(uint64_t id, size_t bytes) override;
-  mep_result_t take_memory(uint64_t id, const Deadline& deadline,
-                           std::vector<std::byte*>* by_rank) override;
   mep_result_t make_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
                                std::unique_ptr<EpBuffers>* out) override;
   mep_result_t count_layout(const device::DispatchLayout& layout, void* stream) override;

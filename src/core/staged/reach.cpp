@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <set>
 
 #include "base/env.hpp"
 #include "base/status.hpp"
@@ -27,9 +26,6 @@ const char* reach_setting(GpuReach least) {
 
 ReachChoice choose_reach(std::span<const ReachFacts> facts, std::span<const uint32_t> ranks) {
   ReachChoice choice;
-  std::set<uint64_t> processes;
-  for (const ReachFacts& each : facts) processes.insert(each.process);
-  choice.one_process = processes.size() <= 1;
   const auto at_least = [&](GpuReach reach, const std::string& why) {
     if (choice.reach >= reach) return;
     choice.reach = reach;
@@ -41,9 +37,6 @@ ReachChoice choose_reach(std::span<const ReachFacts> facts, std::span<const uint
     at_least(least, rank + " has MEP_CUDA_REACH=" + reach_setting(least));
     if (facts[i].host == facts[0].host) continue;
     at_least(GpuReach::kQueues, rank + " is on another host than rank " + std::to_string(ranks[0]));
-  }
-  if (!choice.one_process && processes.size() < facts.size()) {
-    at_least(GpuReach::kQueues, "some ranks are threads of one process and others are not");
   }
   return choice;
 }

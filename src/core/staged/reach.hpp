@@ -21,7 +21,6 @@ struct ReachFacts {
 struct ReachChoice {
   GpuReach reach = GpuReach::kDeviceWindows;  // the fastest that may work
   std::string why;                            // not device windows: for people
-  bool one_process = true;
 };
 
 // By rank; a rank that is absent has no place here. `ranks` says whose facts they are.

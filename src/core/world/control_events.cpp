@@ -108,6 +108,10 @@ bool ControlThread::take_window(uint32_t slot, Frame& frame) {
   }
   if (!frame.fds.empty()) offer.fd = std::move(frame.fds[0]);
   if (frame.fds.size() > 1) offer.event = std::move(frame.fds[1]);
+  if (window.is_for_kernels) {
+    windows_.file_memory(slot, id, std::move(offer));
+    return true;
+  }
   const uint32_t generation = offer.generation;
   // A window that is in use here was renewed; a joiner's is taken at once, too, also if this rank is one
   // itself: connections may begin with it, and whoever of the two is in first is waited for by the other. Others

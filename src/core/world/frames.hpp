@@ -21,16 +21,17 @@ namespace mep {
 struct CommDescription;
 
 enum WorldFrame : uint16_t {
-  kFrameWindow = kFirstWorldFrame,  // u64 id, u64 bytes, u32 generation, block blob; [descriptor]
-  kFrameWindowTaken,                // u64 id, u32 generation
-  kFrameRow,                        // membership::encode_row
-  kFrameHeartbeat,                  // empty
-  kFrameCatchUp,      // u64 comm, u64 channel, u64 seq, u32 source, then the contribution
-  kFrameCatchUpEnd,   // u64 comm, u64 channel, u64 to_seq
-  kFrameLeaving,      // u32 count, then per channel: u64 comm, u64 channel, u64 done
-  kFrameLeavingHeld,  // empty: this rank holds all that the leaving one has completed
-  kFrameClosing,      // u64 token, u64 comm, u64 channel, u64 done
-  kFrameClosingHeld,  // u64 token: this rank holds all that the frame of that token asked for
+  kFrameWindow =
+      kFirstWorldFrame,  // u64 id, u64 bytes, u32 generation, block blob, u8 for kernels; [descriptor]
+  kFrameWindowTaken,     // u64 id, u32 generation
+  kFrameRow,             // membership::encode_row
+  kFrameHeartbeat,       // empty
+  kFrameCatchUp,         // u64 comm, u64 channel, u64 seq, u32 source, then the contribution
+  kFrameCatchUpEnd,      // u64 comm, u64 channel, u64 to_seq
+  kFrameLeaving,         // u32 count, then per channel: u64 comm, u64 channel, u64 done
+  kFrameLeavingHeld,     // empty: this rank holds all that the leaving one has completed
+  kFrameClosing,         // u64 token, u64 comm, u64 channel, u64 done
+  kFrameClosingHeld,     // u64 token: this rank holds all that the frame of that token asked for
   // For and from joiners.
   kFrameView,  // membership::encode_view
   kFrameComms,  // u32 count, then per comm: u64 id, text name, u64 epoch, u32 splits, u32 EP objects made,
@@ -48,6 +49,7 @@ struct WindowFrame {
   uint64_t bytes = 0;
   uint32_t generation = 0;
   std::vector<std::byte> blob;
+  bool is_for_kernels = false;  // see WorldWindows::offer_memory()
 };
 std::vector<std::byte> encode_window_frame(const WindowFrame& window);
 bool decode_window_frame(std::span<const std::byte> payload, WindowFrame* out);

@@ -67,6 +67,7 @@ void WindowDirectory::add_own(const std::shared_ptr<Window>& window, std::vector
 void WindowDirectory::remove_own(uint64_t window) {
   const std::lock_guard lock(mutex_);
   own_.erase(window);
+  memory_.erase(window);
   std::erase_if(offers_, [window](const auto& entry) { return entry.first.second == window; });
 }
 
@@ -84,6 +85,21 @@ std::vector<std::shared_ptr<Window>> WindowDirectory::own_for(uint32_t slot) con
     if (own.is_for(slot)) windows.push_back(own.window);
   }
   return windows;
+}
+
+void WindowDirectory::add_memory(std::shared_ptr<const KernelMemory> memory) {
+  const std::lock_guard lock(mutex_);
+  memory_[memory->id] = std::move(memory);
+}
+
+std::vector<std::shared_ptr<const KernelMemory>> WindowDirectory::memory_for(uint32_t slot) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<const KernelMemory>> found;
+  for (const auto& [id, memory] : memory_) {
+    const std::vector<uint32_t>& slots = memory->slots;
+    if (std::find(slots.begin(), slots.end(), slot) != slots.end()) found.push_back(memory);
+  }
+  return found;
 }
 
 bool WindowDirectory::shares(uint64_t window, uint32_t slot) const {

@@ -32,6 +32,14 @@ struct WindowOffer {
   UniqueFd event;  // of the world's window, if its owner may sleep in epoll
 };
 
+// Memory of this rank that kernels of its peers write. A peer, which is on this host, maps it by the descriptor.
+struct KernelMemory {
+  uint64_t id = 0;
+  uint64_t bytes = 0;
+  UniqueFd fd;
+  std::vector<uint32_t> slots;  // who may map it
+};
+
 class WindowDirectory {
  public:
   // Control thread. A later offer of the same window replaces the earlier one.
@@ -58,6 +66,9 @@ class WindowDirectory {
   std::vector<std::shared_ptr<Window>> own_for(uint32_t slot) const;
   bool shares(uint64_t window, uint32_t slot) const;
   std::shared_ptr<Window> own(uint64_t window) const;
+  // The same of memory for kernels, which is never renewed: a process that maps it leaves the view by its end.
+  void add_memory(std::shared_ptr<const KernelMemory> memory);
+  std::vector<std::shared_ptr<const KernelMemory>> memory_for(uint32_t slot) const;
 
  private:
   struct Own {
@@ -73,6 +84,7 @@ class WindowDirectory {
   std::map<std::pair<uint32_t, uint64_t>, WindowOffer> offers_;
   std::set<uint32_t> offered_;  // slots
   std::map<uint64_t, Own> own_;
+  std::map<uint64_t, std::shared_ptr<const KernelMemory>> memory_;
 };
 
 }  // namespace mep

@@ -91,8 +91,46 @@ void WorldWindows::remove_own(uint64_t id) {
   drop(id);
 }
 
+mep_result_t WorldWindows::send_memory(const KernelMemory& memory, uint32_t slot) {
+  const std::shared_ptr<ControlLink> link = peers_[slot].link;
+  if (link == nullptr) return MEP_SUCCESS;
+  const int fd = memory.fd.get();
+  const mep_result_t sent = link->send(
+      kFrameWindow, encode_window_frame({memory.id, memory.bytes, 0, {}, true}), {&fd, 1});
+  return sent == MEP_ERR_PEER_FAILED ? MEP_SUCCESS : sent;
+}
+
+mep_result_t WorldWindows::offer_memory(std::shared_ptr<const KernelMemory> memory) {
+  directory_.add_memory(memory);
+  return send_each(memory->slots, [&](uint32_t slot) { return send_memory(*memory, slot); });
+}
+
+mep_result_t WorldWindows::take_memory(uint32_t slot, uint64_t incarnation, uint64_t id,
+                                       const Deadline& deadline, WindowOffer* offer) {
+  const auto is_needed = [](uint32_t) { return false; };
+  MEP_TRY(await_offer(slot, id, is_needed, deadline, {}));
+  if (!directory_.take(slot, id, offer) || offer->incarnation != incarnation) {
+    return fail(MEP_ERR_PEER_FAILED, "rank %u went away while windows were exchanged", slot);
+  }
+  if (offer->result != MEP_SUCCESS) return fail(offer->result, "%s", offer->text.c_str());
+  if (offer->fd.valid()) return MEP_SUCCESS;
+  return fail(
+      MEP_ERR_UNSUPPORTED,
+      "rank %u is on another host, or its descriptors do not reach here: it cannot be mapped",
+      slot);
+}
+
 mep_result_t WorldWindows::send(const std::shared_ptr<Window>& window,
                                 std::span<const uint32_t> slots) {
+  return send_each(slots, [&](uint32_t slot) -> mep_result_t {
+    WindowExport exported;
+    MEP_TRY(peers_[slot].transport->export_window(slot, window, &exported));
+    return send_one(*window, exported, slot);
+  });
+}
+
+mep_result_t WorldWindows::send_each(std::span<const uint32_t> slots,
+                                     const std::function<mep_result_t(uint32_t)>& send_to) {
   mep_result_t result = MEP_SUCCESS;
   // On the control thread, which owns the links and their ends.
   const std::vector<uint32_t> targets(slots.begin(), slots.end());
@@ -100,9 +138,7 @@ mep_result_t WorldWindows::send(const std::shared_ptr<Window>& window,
   const bool ran = control_.call_or_throw([&] {
     for (const uint32_t slot : targets) {
       if (slot == peers_.self_slot() || peers_[slot].transport == nullptr) continue;
-      WindowExport exported;
-      result = peers_[slot].transport->export_window(slot, window, &exported);
-      if (result == MEP_SUCCESS) result = send_one(*window, exported, slot);
+      result = send_to(slot);
       if (result == MEP_SUCCESS) continue;
       text = last_error_text();
       return;
@@ -161,28 +197,34 @@ mep_result_t WorldWindows::receive(const std::shared_ptr<Window>& window,
       std::vector<Remote> doorbell;
       MEP_TRY(receive(world_window_, {&slot, 1}, skip, deadline, &doorbell));
     }
-    // A joiner asks for what another member told it of; this one may have destroyed it meanwhile.
-    bool withheld = false;
-    bool is_over = false;
-    const auto settled = [&] {
-      is_over = has_changed && has_changed();
-      if (is_over) return true;
-      const bool here = directory_.has(slot, window->id()) || is_imported(slot, window->id());
-      withheld = admissions_.entering() && !here && directory_.offered(slot);
-      return here || withheld || end_.result() != MEP_SUCCESS ||
-             view_.snapshot().incarnation(slot) == 0;
-    };
-    if (!directory_.wait(deadline, settled)) {
-      return fail(MEP_ERR_TIMEOUT, "rank %u did not offer its part of a window in time", slot);
-    }
-    if (is_over) return fail(MEP_ERR_PEER_FAILED, "the membership changed meanwhile");
+    MEP_TRY(await_offer(slot, window->id(), skip, deadline, has_changed));
     if (skip(slot)) continue;  // it left the view meanwhile
-    if (withheld) {
-      return fail(MEP_ERR_NOT_FOUND, "rank %u has destroyed what the window is of", slot);
-    }
     MEP_TRY(reach(slot, *window, &remotes->back()));
   }
   return MEP_SUCCESS;
+}
+
+mep_result_t WorldWindows::await_offer(uint32_t slot, uint64_t id,
+                                       const std::function<bool(uint32_t)>& skip,
+                                       const Deadline& deadline,
+                                       const std::function<bool()>& has_changed) {
+  // A joiner asks for what another member told it of; this one may have destroyed it meanwhile.
+  bool withheld = false;
+  bool is_over = false;
+  const auto settled = [&] {
+    is_over = has_changed && has_changed();
+    if (is_over) return true;
+    const bool here = directory_.has(slot, id) || is_imported(slot, id);
+    withheld = admissions_.entering() && !here && directory_.offered(slot);
+    return here || withheld || end_.result() != MEP_SUCCESS ||
+           view_.snapshot().incarnation(slot) == 0;
+  };
+  if (!directory_.wait(deadline, settled)) {
+    return fail(MEP_ERR_TIMEOUT, "rank %u did not offer its part of a window in time", slot);
+  }
+  if (is_over) return fail(MEP_ERR_PEER_FAILED, "the membership changed meanwhile");
+  if (!withheld || skip(slot)) return MEP_SUCCESS;
+  return fail(MEP_ERR_NOT_FOUND, "rank %u has destroyed what the window is of", slot);
 }
 
 // Without waiting: the window is imported, or its offer is here, unless the peer has gone since.
@@ -328,6 +370,9 @@ void WorldWindows::offer_all(uint32_t slot, membership::SlotSet* unreached) {
       log(LogLevel::kWarn, "cannot offer a window to rank %u: %s", slot, last_error_text());
       unreached->add(slot);
     }
+  }
+  for (const auto& memory : directory_.memory_for(slot)) {
+    if (send_memory(*memory, slot) != MEP_SUCCESS) unreached->add(slot);
   }
 }
 

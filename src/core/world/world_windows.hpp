@@ -69,6 +69,12 @@ class WorldWindows {
                                      const std::function<bool(uint32_t)>& skip,
                                      const Deadline& deadline, std::vector<Remote>* remotes,
                                      const std::function<bool()>& has_changed = {});
+  // Offers memory that kernels of the peers in `memory->slots` write. They are on this host and map it by themselves,
+  // joiners among them; it makes no window of a transport.
+  [[nodiscard]] mep_result_t offer_memory(std::shared_ptr<const KernelMemory> memory);
+  // Waits for the memory that the process in the slot offers under this id. Errors as those of receive().
+  [[nodiscard]] mep_result_t take_memory(uint32_t slot, uint64_t incarnation, uint64_t id,
+                                         const Deadline& deadline, WindowOffer* offer);
   // A peer's copy of an own window: waits for it and for the peer's doorbell.
   [[nodiscard]] mep_result_t await_remote(uint32_t slot, const std::shared_ptr<Window>& window,
                                           const Deadline& deadline, Remote* remote);
@@ -86,6 +92,10 @@ class WorldWindows {
   // (`is_joining`) is also told what went wrong.
   [[nodiscard]] mep_result_t take(uint32_t slot, uint64_t id, WindowOffer offer, bool at_once,
                                   bool is_joining);
+  // Memory for kernels, which a user's thread will want.
+  void file_memory(uint32_t slot, uint64_t id, WindowOffer offer) {
+    directory_.file(slot, id, std::move(offer));
+  }
   // The peer has offered all that it has to this rank, a joiner; its link has ended.
   void note_offered(uint32_t slot) { directory_.note_offered(slot); }
   void forget_offered(uint32_t slot) { directory_.forget_offered(slot); }
@@ -100,6 +110,11 @@ class WorldWindows {
              membership::SlotSet* unreached);
 
  private:
+  // Until the peer's window is offered or imported, or `skip` says that it need not come.
+  [[nodiscard]] mep_result_t await_offer(uint32_t slot, uint64_t id,
+                                         const std::function<bool(uint32_t)>& skip,
+                                         const Deadline& deadline,
+                                         const std::function<bool()>& has_changed);
   [[nodiscard]] mep_result_t reach(uint32_t slot, const Window& window, Remote* remote);
   // Under the peers' reaching_mutex(), or at start-up.
   Remote remote_of(uint32_t slot, const Window& window) const;
@@ -115,6 +130,10 @@ class WorldWindows {
   [[nodiscard]] mep_result_t take_now(uint32_t slot, uint64_t window, WindowOffer* offer);
   [[nodiscard]] mep_result_t send_one(const Window& window, const WindowExport& exported,
                                       uint32_t slot);
+  [[nodiscard]] mep_result_t send_memory(const KernelMemory& memory, uint32_t slot);
+  // Runs `send_to` for each of the slots that has a peer, on the control thread.
+  [[nodiscard]] mep_result_t send_each(std::span<const uint32_t> slots,
+                                       const std::function<mep_result_t(uint32_t)>& send_to);
   void unbind_event(uint32_t slot);
   void hold_network(bool is_held);
 

@@ -1,0 +1,73 @@
+#include "core/cuda/gpu_windows.hpp"
+
+#include <utility>
+
+#include "base/status.hpp"
+
+namespace mep {
+
+GpuWindows::GpuWindows(Comm& comm, WindowPlace place, int32_t device, uint64_t id)
+    : comm_(comm),
+      place_(place),
+      device_(device),
+      id_(id),
+      windows_(comm.size()),
+      incarnations_(comm.size()) {}
+
+GpuWindows::~GpuWindows() {
+  withdraw();
+}
+
+mep_result_t GpuWindows::offer(size_t bytes) {
+  const uint32_t rank = comm_.rank();
+  MEP_TRY(GpuWindow::create(place_, device_, bytes, &windows_[rank]));
+  // Release: see the field.
+  incarnations_[rank].store(comm_.world().identity().incarnation, std::memory_order_release);
+  auto offered = std::make_shared<KernelMemory>();
+  offered->id = id_;
+  offered->bytes = windows_[rank]->bytes();
+  offered->slots = comm_.slots();
+  MEP_TRY(windows_[rank]->export_fd(&offered->fd));
+  return comm_.world().windows().offer_memory(std::move(offered));
+}
+
+bool GpuWindows::reaches(const CommView& view) const {
+  for (const uint32_t rank : view.live) {
+    if (incarnations_[rank].load(std::memory_order_acquire) != view.incarnations[rank])
+      return false;
+  }
+  return true;
+}
+
+mep_result_t GpuWindows::connect(const CommView& view, const Deadline& deadline) {
+  for (const uint32_t rank : view.live) {
+    // Relaxed: only this thread writes it.
+    if (incarnations_[rank].load(std::memory_order_relaxed) == view.incarnations[rank]) continue;
+    MEP_TRY(take(rank, view.incarnations[rank], deadline));
+  }
+  return MEP_SUCCESS;
+}
+
+mep_result_t GpuWindows::take(uint32_t rank, uint64_t incarnation, const Deadline& deadline) {
+  WindowOffer offer;
+  MEP_TRY(
+      comm_.world().windows().take_memory(comm_.slots()[rank], incarnation, id_, deadline, &offer));
+  if (offer.bytes != windows_[comm_.rank()]->bytes()) {
+    return fail(MEP_ERR_MISMATCH, "rank %u has another kind of GPU or another layout", rank);
+  }
+  std::shared_ptr<GpuWindow> window;
+  MEP_TRY(GpuWindow::import(place_, device_, offer.bytes, offer.fd, &window));
+  window.swap(windows_[rank]);
+  if (window != nullptr) replaced_.push_back(std::move(window));
+  // Release: see the field.
+  incarnations_[rank].store(incarnation, std::memory_order_release);
+  return MEP_SUCCESS;
+}
+
+std::vector<std::byte*> GpuWindows::addresses() const {
+  std::vector<std::byte*> found;
+  for (const auto& window : windows_) found.push_back(window == nullptr ? nullptr : window->data());
+  return found;
+}
+
+}  // namespace mep

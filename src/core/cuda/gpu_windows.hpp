@@ -1,0 +1,52 @@
+// The windows of one id that kernels of all ranks of a comm write: this rank's own, and the peers' as mapped here.
+// The control thread carries the offers; it makes no CUDA call. The user's thread maps, also those of joiners.
+//
+// A window is mapped while this object lives, since kernels may write to it until then. The one of a rank that was
+// replaced is let go when the caller knows that no kernel runs which was begun before.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/comm/comm.hpp"
+#include "transport/cuda/gpu_window.hpp"
+
+namespace mep {
+
+class GpuWindows {
+ public:
+  GpuWindows(Comm& comm, WindowPlace place, int32_t device, uint64_t id);
+  ~GpuWindows();
+  GpuWindows(const GpuWindows&) = delete;
+  GpuWindows& operator=(const GpuWindows&) = delete;
+
+  // Makes this rank's window and offers it to the others of the comm.
+  [[nodiscard]] mep_result_t offer(size_t bytes);
+  // Maps what the ranks of the view offer, as far as it is not mapped.
+  [[nodiscard]] mep_result_t connect(const CommView& view, const Deadline& deadline);
+  // The windows of all ranks of the view are mapped. Any thread.
+  bool reaches(const CommView& view) const;
+  // By rank; null: never mapped.
+  std::vector<std::byte*> addresses() const;
+  std::byte* own() const { return windows_[comm_.rank()]->data(); }
+  void drop_replaced() { replaced_.clear(); }
+  // Joiners are not offered this rank's window any more.
+  void withdraw() { comm_.world().windows().drop(id_); }
+
+ private:
+  mep_result_t take(uint32_t rank, uint64_t incarnation, const Deadline& deadline);
+
+  Comm& comm_;
+  const WindowPlace place_;
+  const int32_t device_;
+  const uint64_t id_;
+  std::vector<std::shared_ptr<GpuWindow>> windows_;  // by rank
+  std::vector<std::shared_ptr<GpuWindow>> replaced_;
+  // By rank, of whom windows_ is; release, after the window is mapped.
+  std::vector<std::atomic<uint64_t>> incarnations_;
+};
+
+}  // namespace mep
