@@ -298,8 +298,10 @@ struct Group {
 
   explicit Group(const Shape& shape, uint32_t timeout_ms = 20'000)
       : Group(shape, open_comms(shape.ranks, true, timeout_ms), 0) {}
-  // The ranks from `first` on, one for each comm, are here; others are other processes.
-  Group(const Shape& shape, const std::vector<mep_comm_t>& comms, uint32_t first_rank)
+  // The ranks from `first` on, one for each comm, are here; others are other processes. joined: they are joiners, and
+  // attach to what the others have.
+  Group(const Shape& shape, const std::vector<mep_comm_t>& comms, uint32_t first_rank,
+        bool joined = false)
       : s(shape),
         ranks(shape.ranks),
         first(first_rank),
@@ -311,8 +313,9 @@ struct Group {
       r.gpu = gpu_of_comm(r.comm);
       cuda(cudaSetDevice(r.gpu));
       const mep_ep_config_t config = ep_config(s);
-      need(mep_ep_create(r.comm, &config, &r.ep), "mep_ep_create on a GPU");
-      set_map(s, r.ep);
+      need(joined ? mep_ep_attach(r.comm, &config, &r.ep) : mep_ep_create(r.comm, &config, &r.ep),
+           "an EP object on a GPU");
+      if (!joined) set_map(s, r.ep);
       for (uint32_t buffer = 0; buffer < 2; ++buffer) {
         need(mep_ep_handle_create(r.ep, buffer, &r.handles[buffer]), "mep_ep_handle_create");
         mep_ep_view_t view;

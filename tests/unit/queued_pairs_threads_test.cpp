@@ -153,6 +153,7 @@ class Keeper final : public mep::ViewParticipant {
   void describe(std::vector<mep::membership::ChannelState>*) const override {}
   bool holds(uint64_t, uint64_t) const override { return true; }
   void freeze(std::vector<mep::membership::ChannelState>*) override {}
+  mep::ObjectKind kind() const override { return mep::ObjectKind::kEp; }
   const std::string& name() const override { return name_; }
   void describe_object(std::vector<std::byte>*) const override {}
   void prepare() override {}

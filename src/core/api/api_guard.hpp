@@ -27,7 +27,7 @@ struct mep_comm {
   bool is_world = false;                  // its end is the end of the world for this rank
   bool is_grown = false;                  // made by mep_comm_grow over the whole world
   // A joiner's comms that mep_comm_attach has not asked for yet, by name.
-  std::map<std::string, std::unique_ptr<mep::Comm>> unattached;
+  std::map<std::string, std::unique_ptr<mep_comm>> unattached;
   // Requests and EP objects of this comm, and for a world the comms made from it. One is added inside a
   // CallScope of this comm; who takes one away releases what it did to the end of this comm.
   std::atomic<uint32_t> users{0};
@@ -40,6 +40,8 @@ struct mep_comm {
   }
   ~mep_comm() {
     unattached.clear();
+    // Objects on the backend's GPU go before it.
+    if (comm != nullptr) comm->clients().drop_unattached();
     backend.reset();
     comm.reset();
     // Release: nothing of this comm uses the world any more.

@@ -294,8 +294,7 @@ mep_result_t mep_ep_attach(mep_comm_t comm, const mep_ep_config_t* config, mep_e
                      [&](const mep_ep_config_t& given, const EpShape& shape,
                          std::unique_ptr<mep_ep>* made) -> mep_result_t {
                        *made = std::make_unique<mep_ep>();
-                       return attach_ep_object(*comm->comm, *comm->backend, shape, given,
-                                               &(*made)->object);
+                       return attach_ep_object(*comm->comm, shape, given, &(*made)->object);
                      });
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/failpoint.hpp"
 #include "core/api/api_guard.hpp"
+#include "core/api/make_comm.hpp"
 #include "core/bootstrap/launcher_environment.hpp"
 #include "core/comm/gpu_backend.hpp"
 
@@ -36,25 +37,6 @@ mep_result_t choose_places(const mep_comm_config_t& config, uint64_t local_rank,
     place.ranks_on_device = ranks_of[place.device];
     place.most_on_a_device = most;
   }
-  return MEP_SUCCESS;
-}
-
-// Chooses this process's GPU. MEP_DEVICE_BY_RANK counts by the rank's number on this host, or by its rank if neither
-// MEP_LOCAL_RANK nor a launcher tells that number.
-mep_result_t choose_own_place(const mep_comm_config_t& config, int32_t rank,
-                              std::vector<GpuPlace>* places) {
-  auto local_rank = static_cast<uint64_t>(rank);
-  if ((config.flags & MEP_COMM_SET_DEVICE) != 0 && config.device == MEP_DEVICE_BY_RANK) {
-    MEP_TRY(find_local_rank(&local_rank));
-  }
-  return choose_places(config, local_rank, 1, places);
-}
-
-// The caller's config, read once and no further than its struct_size.
-mep_result_t read_config(const mep_comm_config_t* config, mep_comm_config_t* given) {
-  mep_comm_config_init(given, sizeof *given);
-  if (config != nullptr) MEP_TRY(read_sized_struct(config, "mep_comm_config_t", given));
-  given->struct_size = sizeof *given;
   return MEP_SUCCESS;
 }
 
@@ -149,6 +131,23 @@ void close_world(mep_comm_t comm, bool orderly) {
 }
 
 }  // namespace
+
+mep_result_t read_comm_config(const mep_comm_config_t* config, mep_comm_config_t* given) {
+  mep_comm_config_init(given, sizeof *given);
+  if (config != nullptr) MEP_TRY(read_sized_struct(config, "mep_comm_config_t", given));
+  given->struct_size = sizeof *given;
+  return MEP_SUCCESS;
+}
+
+mep_result_t choose_own_place(const mep_comm_config_t& config, int32_t rank,
+                              std::vector<GpuPlace>* places) {
+  auto local_rank = static_cast<uint64_t>(rank);
+  if ((config.flags & MEP_COMM_SET_DEVICE) != 0 && config.device == MEP_DEVICE_BY_RANK) {
+    MEP_TRY(find_local_rank(&local_rank));
+  }
+  return choose_places(config, local_rank, 1, places);
+}
+
 }  // namespace mep
 
 void mep_comm_config_init(void* config, size_t size) {
@@ -165,7 +164,7 @@ mep_result_t mep_comm_init(const mep_comm_config_t* config, mep_comm_t* comm) {
   return guarded([&]() -> mep_result_t {
     MEP_TRY(failpoints_from_environment());
     mep_comm_config_t given;
-    MEP_TRY(read_config(config, &given));
+    MEP_TRY(read_comm_config(config, &given));
     ResolvedConfig resolved;
     MEP_TRY(resolve_config(&given, &resolved));
     std::vector<GpuPlace> places;
@@ -209,7 +208,7 @@ mep_result_t mep_comm_init_all(int32_t count, const mep_comm_config_t* config, m
   std::fill(comms, comms + count, nullptr);
   return guarded([&]() -> mep_result_t {
     mep_comm_config_t given;
-    MEP_TRY(read_config(config, &given));
+    MEP_TRY(read_comm_config(config, &given));
     given.rank = 0;
     given.size = count;
     given.flags |= MEP_COMM_SET_RANK;

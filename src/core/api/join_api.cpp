@@ -10,6 +10,7 @@
 #include "base/failpoint.hpp"
 #include "base/status.hpp"
 #include "core/api/api_guard.hpp"
+#include "core/api/make_comm.hpp"
 #include "core/api/recover.hpp"
 #include "core/ep/ep_object.hpp"
 #include "core/world/frames.hpp"
@@ -138,27 +139,60 @@ class Reception {
 
 struct Entering {
   std::shared_ptr<World> world;
-  std::vector<std::unique_ptr<Comm>> comms;
+  std::vector<GpuPlace> places;  // this rank's, if it has a GPU
+  std::vector<std::unique_ptr<mep_comm>> comms;
 };
+
+mep_result_t attach_object(std::span<const std::byte> object, const Deadline& deadline,
+                           const std::vector<GpuPlace>& places, mep_comm* handle) {
+  Comm& comm = *handle->comm;
+  if (object.empty()) return fail(MEP_ERR_DENIED, "a member described nothing");
+  const std::span<const std::byte> description = object.subspan(1);
+  switch (static_cast<ObjectKind>(object[0])) {
+    case ObjectKind::kGpu: {
+      if (places.empty()) {
+        return fail(MEP_ERR_MISMATCH,
+                    "comm %s is on GPUs: give config.device and MEP_COMM_SET_DEVICE",
+                    comm.name().c_str());
+      }
+      std::unique_ptr<GpuBackend> gpu;
+      MEP_TRY(join_gpu_backend(comm, places[0], description, deadline, &gpu));
+      handle->backend = std::move(gpu);
+      return MEP_SUCCESS;
+    }
+    case ObjectKind::kEp: {
+      std::unique_ptr<EpObject> attached;
+      MEP_TRY(EpObject::attach(comm, *handle->backend, description, deadline, &attached));
+      comm.clients().keep_unattached(std::move(attached));
+      return MEP_SUCCESS;
+    }
+  }
+  return fail(MEP_ERR_DENIED, "a member described an object of an unknown kind");
+}
 
 mep_result_t make_comms(const Welcome& welcome, const Deadline& deadline, Entering* entering) {
   for (const CommDescription& description : welcome.comms) {
-    auto comm = std::make_unique<Comm>(entering->world, description.name, description.slots,
-                                       description.id);
-    MEP_TRY(comm->begin(description.epoch, 1));
-    const mep_result_t made = comm->finish(deadline);
+    auto handle = std::make_unique<mep_comm>(std::make_unique<Comm>(
+        entering->world, description.name, description.slots, description.id));
+    Comm& comm = *handle->comm;
+    MEP_TRY(comm.begin(description.epoch, 1));
+    const mep_result_t made = comm.finish(deadline);
     if (made == MEP_ERR_NOT_FOUND) continue;  // a member has destroyed it meanwhile
     MEP_TRY(made);
-    comm->set_child_number(description.child_number);
-    comm->set_ep_number(description.ep_number);
+    comm.set_child_number(description.child_number);
+    comm.set_ep_number(description.ep_number);
     for (const std::vector<std::byte>& object : description.objects) {
-      std::unique_ptr<EpObject> attached;
-      const mep_result_t result = EpObject::attach(*comm, object, deadline, &attached);
+      const mep_result_t result = attach_object(object, deadline, entering->places, handle.get());
       if (result == MEP_ERR_NOT_FOUND) continue;  // likewise
       MEP_TRY(result);
-      comm->clients().keep_unattached(std::move(attached));
     }
-    entering->comms.push_back(std::move(comm));
+    if (Comm::is_spanning(description.id) && !entering->places.empty() &&
+        handle->backend->gpu_backend() == nullptr) {
+      return fail(MEP_ERR_MISMATCH,
+                  "comm %s is on host memory: leave out config.device and MEP_COMM_SET_DEVICE",
+                  comm.name().c_str());
+    }
+    entering->comms.push_back(std::move(handle));
   }
   return MEP_SUCCESS;
 }
@@ -177,14 +211,14 @@ bool has_older_member(const Comm& comm, const Admission& admission) {
 mep_result_t hand_out(const ResolvedConfig& config, Entering* entering, const Admission& admission,
                       mep_comm_t* comm) {
   const auto first_size = static_cast<uint32_t>(config.size);
-  std::unique_ptr<Comm>* largest = nullptr;
-  for (std::unique_ptr<Comm>& each : entering->comms) {
-    if (!Comm::is_spanning(each->id())) continue;
-    if (largest == nullptr || (*largest)->size() < each->size()) largest = &each;
+  std::unique_ptr<mep_comm>* largest = nullptr;
+  for (std::unique_ptr<mep_comm>& each : entering->comms) {
+    if (!Comm::is_spanning(each->comm->id())) continue;
+    if (largest == nullptr || (*largest)->comm->size() < each->comm->size()) largest = &each;
   }
   std::unique_ptr<mep_comm> made;
   if (largest != nullptr) {
-    made = std::make_unique<mep_comm>(std::move(*largest));
+    made = std::move(*largest);
   } else if (entering->world->self_slot() >= first_size) {
     mep_comm_t grown = nullptr;
     MEP_TRY(make_grown(nullptr, nullptr, entering->world, size_with(admission.added), admission,
@@ -195,17 +229,17 @@ mep_result_t hand_out(const ResolvedConfig& config, Entering* entering, const Ad
                 entering->world->self_slot());
   }
   made->is_world = true;
-  for (std::unique_ptr<Comm>& each : entering->comms) {
-    if (each == nullptr || !has_older_member(*each, admission)) continue;
-    made->unattached[each->name()] = std::move(each);
+  for (std::unique_ptr<mep_comm>& each : entering->comms) {
+    if (each == nullptr || !has_older_member(*each->comm, admission)) continue;
+    made->unattached[each->comm->name()] = std::move(each);
   }
   *comm = made.release();
   return MEP_SUCCESS;
 }
 
 // One try. *again: it missed a member that lives.
-mep_result_t try_to_join(ResolvedConfig config, const Deadline& deadline, bool* again,
-                         mep_comm_t* comm) {
+mep_result_t try_to_join(const mep_comm_config_t& given, ResolvedConfig config,
+                         const Deadline& deadline, bool* again, mep_comm_t* comm) {
   *again = false;
   TransportSet transports;
   MEP_TRY(transports.open(config));
@@ -223,6 +257,7 @@ mep_result_t try_to_join(ResolvedConfig config, const Deadline& deadline, bool* 
   config.size = mesh.size;
   config.max_size = mesh.max_size;
   Entering entering;
+  MEP_TRY(choose_own_place(given, config.rank, &entering.places));
   MEP_TRY(
       World::open(config, std::move(mesh), std::move(transports), &entering.world, &welcome.view));
   Admission admission;
@@ -233,6 +268,7 @@ mep_result_t try_to_join(ResolvedConfig config, const Deadline& deadline, bool* 
     MEP_TRY(make_comms(welcome, deadline, &entering));
     MEP_FAILPOINT("join ready");
     MEP_TRY(entering.world->admissions().enter(deadline, &admission));
+    for (const auto& each : entering.comms) MEP_TRY(each->backend->meet_joiners(deadline));
     return hand_out(config, &entering, admission, comm);
   });
   if (result == MEP_SUCCESS) return result;
@@ -255,14 +291,16 @@ mep_result_t try_to_join(ResolvedConfig config, const Deadline& deadline, bool* 
   return members_went ? add_context(MEP_ERR_BOOTSTRAP, "the join failed, try again") : result;
 }
 
-mep_result_t join(const mep_comm_config_t* given, mep_comm_t* comm) {
+mep_result_t join(const mep_comm_config_t* config_given, mep_comm_t* comm) {
+  mep_comm_config_t given;
+  MEP_TRY(read_comm_config(config_given, &given));
   ResolvedConfig config;
   MEP_TRY(failpoints_from_environment());
-  MEP_TRY(resolve_config(given, &config, ConfigUse::kJoin));
+  MEP_TRY(resolve_config(&given, &config, ConfigUse::kJoin));
   const Deadline deadline = Deadline::after_ms(config.init_timeout_ms);
   for (;;) {
     bool again = false;
-    const mep_result_t result = try_to_join(config, deadline, &again, comm);
+    const mep_result_t result = try_to_join(given, config, deadline, &again, comm);
     if (!again) return result;
   }
 }
@@ -290,10 +328,9 @@ mep_result_t mep_comm_attach(mep_comm_t world, const char* name, mep_comm_t* com
     if (found == world->unattached.end()) {
       return fail(MEP_ERR_NOT_FOUND, "this rank joined no communicator named \"%s\"", name);
     }
-    auto handle = std::make_unique<mep_comm>(std::move(found->second));
-    handle->belongs_to(world);
+    found->second->belongs_to(world);
+    *comm = found->second.release();
     world->unattached.erase(found);
-    *comm = handle.release();
     return MEP_SUCCESS;
   });
 }

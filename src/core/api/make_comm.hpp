@@ -2,9 +2,11 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "base/function_ref.hpp"
 #include "core/comm/comm.hpp"
+#include "core/comm/gpu_backend.hpp"
 #include "mep.h"
 
 namespace mep {
@@ -18,6 +20,14 @@ namespace mep {
 // Runs the steps that the backend of `parent` adds to a new comm of it: each step is agreed on by `members`, the
 // parent or the new comm.
 [[nodiscard]] mep_result_t take_child_steps(mep_comm_t parent, mep_comm_t child, Comm& members);
+
+// The caller's config, read once and no further than its struct_size.
+[[nodiscard]] mep_result_t read_comm_config(const mep_comm_config_t* config,
+                                            mep_comm_config_t* given);
+// The GPU of this process's rank, by its config; none if that asks for none. MEP_DEVICE_BY_RANK counts by the rank's
+// number on this host, or by its rank if neither MEP_LOCAL_RANK nor a launcher tells that number.
+[[nodiscard]] mep_result_t choose_own_place(const mep_comm_config_t& config, int32_t rank,
+                                            std::vector<GpuPlace>* places);
 
 // A name that a user gives to a comm.
 [[nodiscard]] mep_result_t check_comm_name(const char* name);

@@ -16,7 +16,7 @@ namespace mep {
 
 mep_result_t on_world(mep_comm_t comm) {
   MEP_TRY(check_comm(comm));
-  MEP_TRY(comm->backend->check_host("admitting joiners"));
+  MEP_TRY(comm->backend->check_admission());
   if (comm->is_world || comm->is_grown) return MEP_SUCCESS;
   return fail(MEP_ERR_INVALID_ARGUMENT,
               "this is a communicator made by mep_comm_split; give the "
@@ -76,6 +76,12 @@ membership::SlotSet slots_of_world(const Comm& world_comm) {
   return slots;
 }
 
+mep_result_t check_streams(mep_comm_t world) {
+  if (!world->backend->busy()) return MEP_SUCCESS;
+  return fail(MEP_ERR_BUSY,
+              "operations of the world still run on its GPU: wait for their streams first");
+}
+
 // Whether any rank knows of a joiner. All get the same answer.
 mep_result_t ask_for_joiners(Comm& world_comm, PassedReports* passed, bool* anybody) {
   const uint32_t ready = world_comm.world().admissions().ready_joiners();
@@ -87,8 +93,9 @@ mep_result_t ask_for_joiners(Comm& world_comm, PassedReports* passed, bool* anyb
   return result;
 }
 
-mep_result_t recover_ranks(Comm& world_comm, const int32_t* ranks, int32_t count,
+mep_result_t recover_ranks(mep_comm_t world, const int32_t* ranks, int32_t count,
                            uint32_t timeout_ms, int32_t* admitted) {
+  Comm& world_comm = *world->comm;
   for (int32_t i = 0; i < count; ++i) {
     if (ranks[i] >= 0 && static_cast<uint32_t>(ranks[i]) < world_comm.size()) continue;
     return fail(MEP_ERR_INVALID_ARGUMENT, "ranks[%d] is %d, no rank of a world of %u", i, ranks[i],
@@ -96,6 +103,7 @@ mep_result_t recover_ranks(Comm& world_comm, const int32_t* ranks, int32_t count
   }
   membership::SlotSet wanted;
   const mep_result_t ready = guarded([&]() -> mep_result_t {
+    MEP_TRY(check_streams(world));
     for (int32_t i = 0; i < count; ++i) {
       wanted.add(world_comm.slots()[static_cast<size_t>(ranks[i])]);
     }
@@ -112,6 +120,7 @@ mep_result_t recover_ranks(Comm& world_comm, const int32_t* ranks, int32_t count
   Admission admission;
   MEP_TRY(admit(world_comm, wanted, count == 0 ? kReadyNowMs : timeout_ms, &admission));
   *admitted = static_cast<int32_t>(admission.added.size());
+  MEP_TRY(world->backend->meet_joiners(Deadline::after_ms(world_comm.timeout_ms())));
   const auto now = world_comm.latest_view();
   for (int32_t i = 0; i < count; ++i) {
     if (now->is_live(static_cast<uint32_t>(ranks[i]))) continue;
@@ -274,7 +283,7 @@ mep_result_t mep_recover_ranks(mep_comm_t world, const int32_t* ranks, int32_t c
     const CallScope scope(world);
     MEP_TRY(scope.check());
     MEP_TRY(covers_all(*world->comm));
-    return recover_ranks(*world->comm, ranks, count, timeout_ms, admitted);
+    return recover_ranks(world, ranks, count, timeout_ms, admitted);
   });
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 
+#include "base/clock.hpp"
 #include "core/coll/block_counts.hpp"
 #include "core/coll/operation.hpp"
 #include "mep.h"
@@ -57,6 +58,12 @@ class Backend {
   // Beside what the Comm does itself:
   virtual void set_timeout_ms(uint32_t ms) = 0;
   virtual void revoke() = 0;
+
+  // Joiners can be admitted to its communicator.
+  [[nodiscard]] virtual mep_result_t check_admission() const { return MEP_SUCCESS; }
+  // After a view that has let joiners in, by members and joiners: until they are reached. Waits for no call of another
+  // rank. On a GPU: the streams of the communicator are idle.
+  [[nodiscard]] virtual mep_result_t meet_joiners(const Deadline&) { return MEP_SUCCESS; }
 
   // For a communicator that is split: the steps to be done for the children, each as the error of a rank that could
   // not do it names it. All ranks take each step at one time and agree on it.

@@ -159,7 +159,10 @@ CommDescription Comm::description() const {
                               {}};
   const std::lock_guard lock(clients_.mutex());
   for (const ViewParticipant* client : clients_.all()) {
-    client->describe_object(&description.objects.emplace_back());
+    std::vector<std::byte> about;
+    client->describe_object(&about);
+    about.insert(about.begin(), static_cast<std::byte>(client->kind()));
+    description.objects.push_back(std::move(about));
   }
   return description;
 }

@@ -20,6 +20,11 @@ mep_result_t make_gpu_backend(Comm&, const GpuPlace& place, std::span<const GpuP
   return check_device(place.device);
 }
 
+mep_result_t join_gpu_backend(Comm&, const GpuPlace& place, std::span<const std::byte>,
+                              const Deadline&, std::unique_ptr<GpuBackend>*) {
+  return check_device(place.device);
+}
+
 }  // namespace mep
 
 #endif

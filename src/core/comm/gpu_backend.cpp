@@ -52,6 +52,12 @@ void GpuBackend::remove_part(GpuPart* part) {
   std::erase(parts_, part);
 }
 
+mep_result_t GpuBackend::meet_joiners_of_parts(const Deadline& deadline) {
+  const std::lock_guard lock(parts_mutex_);
+  for (GpuPart* part : parts_) MEP_TRY(part->meet_joiners(deadline));
+  return MEP_SUCCESS;
+}
+
 mep_result_t GpuBackend::start_watcher() {
   if (watcher_.joinable()) return MEP_SUCCESS;
   return start_library_thread(

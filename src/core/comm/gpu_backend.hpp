@@ -37,12 +37,14 @@ class GpuPart {
   virtual mep_result_t take_failure() = 0;
   // By the watcher: takes what kernels report. Makes no CUDA call.
   virtual void watch() = 0;
+  // See Backend::meet_joiners().
+  [[nodiscard]] virtual mep_result_t meet_joiners(const Deadline& deadline) = 0;
 };
 
 // A rank's GPU, and who of its process is there besides.
 struct GpuPlace {
   int32_t device = 0;
-  uint32_t ranks_on_device = 1;   // of this process, this rank too
+  uint32_t ranks_on_device = 1;  // of this process, this rank too
   uint32_t most_on_a_device =
       1;  // on any GPU, of all processes where they are known: the same for all ranks
 };
@@ -107,6 +109,7 @@ class GpuBackend : public Backend {
   const StatusPlace& status_place() const { return status_place_; }
   // Memory that kernels can use: device, managed or pinned.
   [[nodiscard]] virtual mep_result_t check_memory(const void* memory, const char* name) const = 0;
+  [[nodiscard]] mep_result_t meet_joiners_of_parts(const Deadline& deadline);
   // The thread that takes the reports of kernels, the backend's and its parts'. One, whoever starts it.
   [[nodiscard]] mep_result_t start_watcher();
   // Begins each destructor: watch() is not called any more.
@@ -132,6 +135,11 @@ class GpuBackend : public Backend {
 // each rank makes its own, all at one time, so that they can use the comm to agree.
 [[nodiscard]] mep_result_t make_gpu_backend(Comm& comm, const GpuPlace& place,
                                             std::span<const GpuPlace> made_together,
+                                            std::unique_ptr<GpuBackend>* out);
+// A joiner's part of what the members have, from the description of ObjectKind::kGpu; all three steps.
+[[nodiscard]] mep_result_t join_gpu_backend(Comm& comm, const GpuPlace& place,
+                                            std::span<const std::byte> description,
+                                            const Deadline& deadline,
                                             std::unique_ptr<GpuBackend>* out);
 // Whether a GPU of that number can be used here; before anything is made.
 [[nodiscard]] mep_result_t check_device(int32_t device);

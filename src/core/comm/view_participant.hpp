@@ -14,6 +14,9 @@
 
 namespace mep {
 
+// The first byte of an object's description to a joiner.
+enum class ObjectKind : uint8_t { kGpu = 1, kEp = 2 };
+
 // Called by the control thread, under the lock of ViewParticipants.
 class ViewParticipant {
  public:
@@ -23,7 +26,8 @@ class ViewParticipant {
   // Whether this rank needs nothing more for `seq` of `channel` or knows no such channel.
   virtual bool holds(uint64_t channel, uint64_t seq) const = 0;
   virtual void freeze(std::vector<membership::ChannelState>* channels) = 0;
-  // For joiners: its name, and all that they must know to make their part of it.
+  // For joiners: its kind, its name, and all that they must know to make their part of it.
+  virtual ObjectKind kind() const = 0;
   virtual const std::string& name() const = 0;
   virtual void describe_object(std::vector<std::byte>* out) const = 0;
   // See WorldParticipant::quiesced().

@@ -188,7 +188,7 @@ mep_result_t GpuBuffers::connect_buffers(const Deadline& deadline) {
       MEP_TRY(buffer.queued->connect(*latest_.view, deadline, stream_->get()));
       buffer.window = buffer.queued->window();
     } else {
-      MEP_TRY(reach_peers(buffer, *latest_.view, deadline));
+      MEP_TRY(reach_peers(buffer, *latest_.view, deadline, stream_->get()));
       buffer.window = buffer.windows->own();
     }
     buffer.views = buffer.views_memory != nullptr ? buffer.views_memory->data() : buffer.window;
@@ -204,12 +204,11 @@ mep_result_t GpuBuffers::connect_buffers(const Deadline& deadline) {
 }
 
 // The table of windows that kernels read.
-mep_result_t GpuBuffers::reach_peers(Buffer& buffer, const CommView& view,
-                                     const Deadline& deadline) {
+mep_result_t GpuBuffers::reach_peers(Buffer& buffer, const CommView& view, const Deadline& deadline,
+                                     void* stream) {
   MEP_TRY(buffer.windows->connect(view, deadline));
   const std::vector<std::byte*> windows = buffer.windows->addresses();
-  return copy_in_order(buffer.peers, windows.data(), windows.size() * sizeof(std::byte*),
-                       stream_->get());
+  return copy_in_order(buffer.peers, windows.data(), windows.size() * sizeof(std::byte*), stream);
 }
 
 DeviceControl GpuBuffers::control_of(const CommView& view) const {
@@ -329,21 +328,38 @@ mep_result_t GpuBuffers::check_call(const void* stream) const {
   return backend_.check_stream(stream);
 }
 
-// Before an operation begins: a call that meets a new view installs it and reports the change, nothing else.
-// While a graph is captured nothing can be installed; its replays meet the view.
+// Before an operation begins: a call that meets a new view installs it. Where a rank was lost it reports the change
+// and does nothing else. While a graph is captured nothing can be installed; its replays meet the view.
 mep_result_t GpuBuffers::catch_up(Buffer& buffer, void* stream) {
   const LatestView now = latest();
-  if (now.view->epoch == buffer.epoch) [[likely]]
+  if (now.view->epoch == buffer.epoch && now.reported <= buffer.told) [[likely]]
     return MEP_SUCCESS;
   bool capturing = false;
   MEP_TRY(is_capturing(stream, &capturing));
   if (capturing) return MEP_SUCCESS;
-  MEP_TRY(move_to_view(buffer, *now.view, stream));
+  if (now.view->epoch != buffer.epoch) MEP_TRY(move_to_view(buffer, *now.view, stream));
+  if (now.reported <= buffer.told) return MEP_SUCCESS;
+  buffer.told = now.reported;
   return fail(now.result, "%s", now.text.c_str());
 }
 
+mep_result_t GpuBuffers::meet_joiners(const Deadline&) {
+  const LatestView now = latest();
+  for (Buffer& buffer : buffers_) {
+    if (now.view->epoch == buffer.epoch) continue;
+    MEP_TRY(move_to_view(buffer, *now.view, stream_->get()));
+    MEP_TRY(stream_->synchronize());
+    if (buffer.windows != nullptr) buffer.windows->drop_replaced();
+  }
+  return MEP_SUCCESS;
+}
+
 mep_result_t GpuBuffers::move_to_view(Buffer& buffer, const CommView& view, void* stream) {
-  if (buffer.queued != nullptr) MEP_TRY(buffer.queued->renew(stream));
+  if (buffer.queued != nullptr) {
+    MEP_TRY(buffer.queued->renew(stream));
+  } else if (!buffer.windows->reaches(view)) {
+    MEP_TRY(reach_peers(buffer, view, Deadline::after_ms(comm_.timeout_ms()), stream));
+  }
   const DeviceControl control = control_of(view);
   const uint64_t use = 0;
   const uint32_t carries_and_credited[] = {1, 0};
@@ -441,6 +457,7 @@ mep_result_t GpuBuffers::last_op(uint32_t index, mep_op_info_t* info) {
   if (now.view->epoch != buffer.epoch) {
     MEP_TRY(move_to_view(buffer, *now.view, stream_->get()));
   }
+  buffer.told = now.reported;
   device::OpStatus status{};
   MEP_TRY(copy_in_order(&status, buffer.status, sizeof status, stream_->get()));
   MEP_TRY(stream_->synchronize());
@@ -454,7 +471,12 @@ void GpuBuffers::install(const std::shared_ptr<const CommChange>& change,
   if (change == nullptr) return;  // the epoch goes on
   {
     const std::lock_guard lock(view_mutex_);
-    latest_ = {change->view, change->result, change->text};
+    latest_.view = change->view;
+    if (change->is_reported) {
+      latest_.reported = change->view->epoch;
+      latest_.result = change->result;
+      latest_.text = change->text;
+    }
   }
   // After the view: who sees the word finds it there.
   if (load_pinned(abort_word_) < change->epoch) store_pinned(abort_word_, change->epoch);

@@ -56,6 +56,7 @@ class GpuBuffers final : public EpBuffers, public GpuPart {
   mep_result_t last_op(uint32_t buffer, mep_op_info_t* info) override;
   mep_result_t take_failure() override;
   void watch() override;
+  mep_result_t meet_joiners(const Deadline& deadline) override;
   void leave() override;
 
   // --- The control thread ---
@@ -77,19 +78,22 @@ class GpuBuffers final : public EpBuffers, public GpuPart {
     device::OpStatus* status = nullptr;  // of operations whose caller wants none
     std::byte** peers = nullptr;
     uint64_t epoch = 0;  // that was installed
+    uint64_t told = 0;   // epoch up to which changes were told
     EpCallState calls;
   };
 
   // Left by the control thread for the user's thread.
   struct LatestView {
     std::shared_ptr<const CommView> view;
+    uint64_t reported = 0;  // epoch after the last change that callers are told of
     mep_result_t result = MEP_ERR_PEER_FAILED;  // why it changed
     std::string text;
   };
 
   mep_result_t check_host_memory() const;
   mep_result_t offer_buffer(Buffer* buffer);
-  mep_result_t reach_peers(Buffer& buffer, const CommView& view, const Deadline& deadline);
+  mep_result_t reach_peers(Buffer& buffer, const CommView& view, const Deadline& deadline,
+                           void* stream);
   mep_result_t connect_buffers(const Deadline& deadline);
   mep_result_t choose_ctas();
   device::DeviceControl control_of(const CommView& view) const;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/coll/check.hpp"
 #include "core/cuda/ep_call.hpp"
@@ -14,12 +13,17 @@ namespace mep {
 namespace {
 
 using device::CollCall;
-using device::CollDecision;
-using device::CollPost;
 using device::CollState;
 
 constexpr uint64_t kProofMs = 10'000;
-constexpr uint64_t kAcknowledgeMs = 5'000;
+constexpr uint64_t kNsPerMs = 1'000'000;
+
+// By whole words; members and joiners run the same version.
+struct GpuDescription {
+  uint64_t windows_at;
+  uint64_t most_on_a_device;
+  uint64_t window_bytes;
+};
 
 }  // namespace
 
@@ -46,9 +50,9 @@ GpuComm::GpuComm(Comm& comm, const GpuPlace& place, WindowPlace windows_at)
     : GpuBackend(backends::kGpu, comm, place),
       windows_at_(windows_at),
       name_(comm.name() + "#device"),
-      channel_(comm.id() ^ 0x6465766963650000u),
+      channel_(comm),
       windows_(comm, windows_at, place.device,
-               hash_bytes(channel_, &windows_at, sizeof windows_at)) {}
+               hash_bytes(channel_.id(), &windows_at, sizeof windows_at)) {}
 
 GpuComm::~GpuComm() {
   stop_watcher();
@@ -79,10 +83,9 @@ mep_result_t GpuComm::open() {
                                windows_at_ == WindowPlace::kHost);
   MEP_TRY(windows_.offer(layout_.window_bytes()));
   MEP_TRY(DeviceMemory::create(device(), sizeof(CollState), &state_memory_));
-  MEP_TRY(PinnedMemory::create(sizeof(CollPost), &post_memory_));
+  MEP_TRY(channel_.open());
   MEP_TRY(PinnedMemory::create(sizeof(device::OpStatus), &proof_memory_));
   state_ = reinterpret_cast<CollState*>(state_memory_->data());
-  post_ = static_cast<CollPost*>(post_memory_->data());
   stream_ = std::make_unique<DeviceStream>();
   return stream_->open();
 }
@@ -91,21 +94,34 @@ mep_result_t GpuComm::connect(const Deadline& deadline) {
   if (is_connected_) return MEP_SUCCESS;
   const auto view = comm_.latest_view();
   MEP_TRY(windows_.connect(*view, deadline));
+  channel_.begin(view);
+  device::CollDecision begin{};
+  begin.epoch = view->epoch;
+  begin.next = 1;
+  begin.live = view->live_bits.empty() ? 0 : view->live_bits[0];
+  MEP_TRY(write_state(begin, kProofMs, 0, 0));
+  is_connected_ = true;
+  return MEP_SUCCESS;
+}
+
+// Before any kernel reads it.
+mep_result_t GpuComm::write_state(const device::CollDecision& begin, uint64_t timeout_ms,
+                                  uint64_t settle_ms, uint64_t installed) {
   const DeviceScope scope(device());
   MEP_TRY(scope.check());
   CollState first{};
-  first.epoch = epoch_ = view->epoch;
-  first.live = view->live_bits.empty() ? 0 : view->live_bits[0];
+  first.epoch = begin.epoch;
+  first.seq = begin.next - 1;
+  first.live = begin.live;
+  first.seen_installed = installed;
   first.rank = comm_.rank();
-  first.timeout_ns = kProofMs * 1'000'000;
-  first.settle_ns = 0;
+  first.timeout_ns = timeout_ms * kNsPerMs;
+  first.settle_ns = settle_ms * kNsPerMs;
   first.layout = layout_;
-  first.post = post_;
+  first.post = channel_.post();
   const std::vector<std::byte*> windows = windows_.addresses();
   std::memcpy(first.windows, windows.data(), windows.size() * sizeof(std::byte*));
-  MEP_TRY(copy_to_device(state_, &first, sizeof first));
-  is_connected_ = true;
-  return MEP_SUCCESS;
+  return copy_to_device(state_, &first, sizeof first);
 }
 
 mep_result_t GpuComm::begin_proof() {
@@ -132,15 +148,19 @@ mep_result_t GpuComm::end_proof() {
                 place().ranks_on_device, device(), static_cast<unsigned long long>(kProofMs));
   }
   set_timeout_ms(comm_.timeout_ms());
-  const uint64_t settle_ns = kDecisionGraceMs * 1'000'000;
+  const uint64_t settle_ns = kDecisionGraceMs * kNsPerMs;
   MEP_TRY(copy_to_device(&state_->settle_ns, &settle_ns, sizeof settle_ns));
+  return start();
+}
+
+mep_result_t GpuComm::start() {
   comm_.add_client(this);
   is_client_ = true;
   return start_watcher();
 }
 
 void GpuComm::set_timeout_ms(uint32_t ms) {
-  const uint64_t timeout_ns = uint64_t{ms} * 1'000'000;
+  const uint64_t timeout_ns = ms * kNsPerMs;
   const DeviceScope scope(device());
   (void)copy_to_device(&state_->timeout_ns, &timeout_ns, sizeof timeout_ns);
 }
@@ -164,6 +184,9 @@ mep_result_t GpuComm::count_layout(const device::DispatchLayout& layout, void* s
 
 mep_result_t GpuComm::carry_out(Collective kind, const CollectiveArgs& args, void* stream) {
   MEP_TRY(comm_.identity().check_world());
+  if (channel_.holds_view()) [[unlikely]] {
+    MEP_TRY(adopt_view(Deadline::after_ms(comm_.timeout_ms())));
+  }
   MEP_TRY(check_stream(stream));
   const CollectiveType& type = collective_type(kind);
   MEP_TRY(type.check(comm_.collectives(), args));
@@ -188,122 +211,128 @@ mep_result_t GpuComm::carry_out(Collective kind, const CollectiveArgs& args, voi
   return device::launch_coll(call, state_, layout_, 0, stream);
 }
 
-mep_result_t GpuComm::take_failure() {
-  const uint64_t count = load_pinned(&post_->failures);
-  if (count == failures_told_) return MEP_SUCCESS;
-  // The ring keeps the latest failures; the oldest of them is told, those before are lost.
-  const uint64_t first =
-      std::max(failures_told_ + 1,
-               count < device::kCollFailures ? uint64_t{1} : count - device::kCollFailures + 1);
-  const mep_result_t result =
-      static_cast<const volatile int32_t*>(post_->failed_results)[first % device::kCollFailures];
-  failures_told_ = count;
-  return fail(result, "a stream operation of comm %s ended with %s", comm_.name().c_str(),
-              mep_result_string(result));
-}
-
-bool GpuComm::busy() const {
-  return std::max(done(), load_pinned(&post_->closed)) < load_pinned(&post_->entered);
-}
-
 // --- The control thread ---------------------------------------------------------------------------
 
-uint64_t GpuComm::done() const {
-  return load_pinned(&post_->done);
-}
-
 void GpuComm::describe(std::vector<membership::ChannelState>* channels) const {
-  channels->push_back({comm_.id(), channel_, done(), 0});
+  channels->push_back({comm_.id(), channel_.id(), channel_.done(), 0});
 }
 
 bool GpuComm::holds(uint64_t channel, uint64_t seq) const {
-  return channel != channel_ || done() >= seq;
-}
-
-bool GpuComm::acknowledged(uint64_t word) const {
-  const uint64_t entered = load_pinned(&post_->entered);
-  return done() >= entered || load_pinned(&post_->failed) >= entered ||
-         load_pinned(&post_->parked) == word;
-}
-
-void GpuComm::freeze(std::vector<membership::ChannelState>* channels) {
-  uint64_t word = load_pinned(&post_->word);
-  if ((word & 1) == 0) {
-    // Sequentially consistent: an operation that begins sees it, or `entered` shows the operation.
-    word = __atomic_add_fetch(&post_->word, 1, __ATOMIC_SEQ_CST);
-  }
-  const Deadline limit = Deadline::after_ms(kAcknowledgeMs);
-  bool answered = acknowledged(word);
-  while (!answered && !limit.expired()) {
-    std::this_thread::yield();
-    answered = acknowledged(word);
-  }
-  if (!answered) {
-    log(LogLevel::kError,
-        "comm %s: the GPU did not stop within %llu ms; this rank leaves the world",
-        comm_.name().c_str(), static_cast<unsigned long long>(kAcknowledgeMs));
-    World* world = &comm_.world();
-    world->post([world] { world->request_evict(world->self_slot()); });
-  }
-  const uint64_t finished = done();
-  channels->push_back(
-      {comm_.id(), channel_, finished, std::max(load_pinned(&post_->entered), finished)});
-}
-
-void GpuComm::publish(const CollDecision& decision) {
-  const uint64_t number = post_->installed + 1;
-  post_->decisions[number % device::kCollDecisions] = decision;
-  // Sequentially consistent: the decision, its count, then the word that makes kernels look.
-  store_pinned(&post_->installed, number);
-  const uint64_t word = load_pinned(&post_->word);
-  store_pinned(&post_->word, word + ((word & 1) != 0 ? 1 : 2));
+  return channel != channel_.id() || channel_.done() >= seq;
 }
 
 void GpuComm::install(const std::shared_ptr<const CommChange>& change,
                       const membership::Proposal* committed) {
-  const std::lock_guard lock(decision_mutex_);
-  if (ended_) return;
-  if (change == nullptr) {
-    const uint64_t word = load_pinned(&post_->word);
-    if ((word & 1) != 0) store_pinned(&post_->word, word + 1);
-    return;
+  if (change == nullptr) return channel_.resume();
+  channel_.install(*change, *committed, windows_.reaches(*change->view));
+}
+
+// --- Joiners --------------------------------------------------------------------------------------
+
+void GpuComm::describe_object(std::vector<std::byte>* out) const {
+  const GpuDescription about{static_cast<uint64_t>(windows_at_), place().most_on_a_device,
+                             layout_.window_bytes()};
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(&about, 1));
+  out->assign(bytes.begin(), bytes.end());
+}
+
+mep_result_t join_gpu_backend(Comm& comm, const GpuPlace& place,
+                              std::span<const std::byte> description, const Deadline& deadline,
+                              std::unique_ptr<GpuBackend>* out) {
+  GpuDescription about{};
+  if (description.size() == sizeof about) {
+    std::memcpy(&about, description.data(), sizeof about);
   }
-  CollDecision decision{};
-  decision.old_epoch = change->epoch;
-  decision.last_completed = done();
-  decision.next = std::max(load_pinned(&post_->entered), decision.last_completed) + 1;
-  if (const auto* decided = committed->decision(comm_.id(), channel_)) {
-    decision.last_completed = decided->last_completed;
-    decision.next = decided->next;
+  constexpr auto kLastPlace = static_cast<uint64_t>(WindowPlace::kHost);
+  if (about.window_bytes == 0 || about.windows_at > kLastPlace) {
+    return fail(MEP_ERR_DENIED, "a member sent a malformed description of its GPU");
   }
-  decision.epoch = epoch_ = change->view->epoch;
-  decision.live = change->view->live_bits.empty() ? 0 : change->view->live_bits[0];
-  decision.result = change->result;
-  publish(decision);
+  GpuPlace own = place;
+  own.most_on_a_device = static_cast<uint32_t>(about.most_on_a_device);
+  auto joined = std::make_unique<GpuComm>(comm, own, static_cast<WindowPlace>(about.windows_at));
+  MEP_TRY(joined->join(about.window_bytes, deadline));
+  *out = std::move(joined);
+  return MEP_SUCCESS;
+}
+
+mep_result_t GpuComm::join(uint64_t members_window_bytes, const Deadline& deadline) {
+  MEP_TRY(open());
+  if (members_window_bytes != layout_.window_bytes()) {
+    return fail(MEP_ERR_MISMATCH, "GPU %d is of another kind than those of the members", device());
+  }
+  MEP_TRY(connect(deadline));
+  channel_.begin_joining();
+  return start();
+}
+
+mep_result_t GpuComm::meet_joiners(const Deadline& deadline) {
+  MEP_TRY(adopt_view(deadline));
+  return meet_joiners_of_parts(deadline);
+}
+
+mep_result_t GpuComm::adopt_view(const Deadline& deadline) {
+  const DeviceScope scope(device());
+  MEP_TRY(scope.check());
+  while (channel_.holds_view()) {
+    if (busy()) {
+      return fail(MEP_ERR_BUSY,
+                  "operations of comm %s still run on its GPU: wait for their streams first",
+                  comm_.name().c_str());
+    }
+    const mep_result_t mapped = map_held(deadline);
+    // One that has gone again: a view without it comes.
+    if (mapped == MEP_ERR_PEER_FAILED && !deadline.expired()) continue;
+    MEP_TRY(mapped);
+    MEP_TRY(adopt_held());
+  }
+  return MEP_SUCCESS;
+}
+
+// Maps the windows of the latest view, and tells the device where they are. No kernel runs.
+mep_result_t GpuComm::map_held(const Deadline& deadline) {
+  MEP_TRY(windows_.connect(*channel_.view(), deadline));
+  const std::vector<std::byte*> windows = windows_.addresses();
+  MEP_TRY(copy_in_order(state_->windows, windows.data(), windows.size() * sizeof(std::byte*),
+                        stream_->get()));
+  MEP_TRY(stream_->synchronize());
+  windows_.drop_replaced();
+  return MEP_SUCCESS;
+}
+
+mep_result_t GpuComm::adopt_held() {
+  const auto reaches = [this](const CommView& view) { return windows_.reaches(view); };
+  GpuChannel::Adoption adoption;
+  if (!channel_.begin_adoption(reaches, &adoption)) return MEP_SUCCESS;
+  const mep_result_t adopted = adoption.joins ? begin_adopted(adoption) : go_on_adopted(adoption);
+  channel_.end_adoption(reaches);
+  return adopted;
+}
+
+mep_result_t GpuComm::begin_adopted(const GpuChannel::Adoption& adoption) {
+  const uint64_t done = adoption.last.last_completed;
+  store_pinned(&channel_.post()->done, done);
+  store_pinned(&channel_.post()->entered, done);
+  return write_state(adoption.last, comm_.timeout_ms(), kDecisionGraceMs, adoption.installed);
+}
+
+// By operations that end at once: the first may only tell of an earlier change.
+mep_result_t GpuComm::go_on_adopted(const GpuChannel::Adoption& adoption) {
+  uint64_t seen = 0;
+  for (int tries = 0; seen < adoption.installed && tries < 3; ++tries) {
+    MEP_TRY(begin_proof());
+    MEP_TRY(copy_in_order(&seen, &state_->seen_installed, sizeof seen, stream_->get()));
+    MEP_TRY(stream_->synchronize());
+  }
+  channel_.forget_overtaken();
+  return MEP_SUCCESS;
 }
 
 // --- The watcher ----------------------------------------------------------------------------------
 
-void GpuComm::end_world(mep_result_t result) {
-  const std::lock_guard lock(decision_mutex_);
-  if (ended_) return;
-  ended_ = true;
-  CollDecision last{};
-  last.old_epoch = epoch_;
-  last.result = result;
-  publish(last);
-}
-
 void GpuComm::watch() {
   const mep_result_t terminal = comm_.world().terminal_result();
-  if (terminal != MEP_SUCCESS) end_world(terminal);
-  const uint64_t late = load_pinned(&post_->late_epoch);
-  if (late == 0 || late == told_epoch_) return;
-  told_epoch_ = late;
-  log(LogLevel::kWarn, "comm %s: operation %llu on the GPU is over its time, missing ranks 0x%llx",
-      comm_.name().c_str(), static_cast<unsigned long long>(load_pinned(&post_->late_seq)),
-      static_cast<unsigned long long>(load_pinned(&post_->late_missing)));
-  comm_.world().report_deadline(comm_.id(), channel_, late);
+  if (terminal != MEP_SUCCESS) channel_.end(terminal);
+  channel_.tell_late();
 }
 
 }  // namespace mep

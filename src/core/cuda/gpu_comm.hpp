@@ -9,6 +9,10 @@
 // The device acknowledges a freeze by ending or parking the operation that runs; one that has not begun
 // will see the freeze when it does. It adopts a new view from the CollPost by itself, so
 // a graph that was captured before runs on after it.
+//
+// A view with ranks whose windows are not mapped here is held back, and the channel stays frozen, until the user's
+// thread has mapped them (meet_joiners()). Then an operation of the library's own, which ends by the held decisions,
+// takes the device into the view, so that no operation of the user fails by an admission.
 #pragma once
 
 #include <atomic>
@@ -18,6 +22,7 @@
 
 #include "core/comm/comm.hpp"
 #include "core/comm/gpu_backend.hpp"
+#include "core/cuda/gpu_channel.hpp"
 #include "core/cuda/gpu_windows.hpp"
 #include "kernels/cuda/coll_kernels.hpp"
 #include "transport/cuda/device_memory.hpp"
@@ -31,6 +36,8 @@ class GpuComm : public GpuBackend, public ViewParticipant {
   GpuComm(const GpuComm&) = delete;
   GpuComm& operator=(const GpuComm&) = delete;
   [[nodiscard]] mep_result_t open();
+  // A joiner's, in place of the three steps.
+  [[nodiscard]] mep_result_t join(uint64_t members_window_bytes, const Deadline& deadline);
 
   // --- The user's thread (GpuBackend) ---
   GpuReach reach() const override {
@@ -43,16 +50,20 @@ class GpuComm : public GpuBackend, public ViewParticipant {
   mep_result_t make_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
                                std::unique_ptr<EpBuffers>* out) override;
   mep_result_t count_layout(const device::DispatchLayout& layout, void* stream) override;
-  mep_result_t take_failure() override;
-  bool busy() const override;
+  mep_result_t take_failure() override { return channel_.take_failure(); }
+  bool busy() const override { return channel_.busy(); }
   void set_timeout_ms(uint32_t ms) override;
+  mep_result_t meet_joiners(const Deadline& deadline) override;
 
   // --- The control thread (ViewParticipant) ---
   void describe(std::vector<membership::ChannelState>* channels) const override;
   bool holds(uint64_t channel, uint64_t seq) const override;
-  void freeze(std::vector<membership::ChannelState>* channels) override;
+  void freeze(std::vector<membership::ChannelState>* channels) override {
+    channel_.freeze(channels);
+  }
+  ObjectKind kind() const override { return ObjectKind::kGpu; }
   const std::string& name() const override { return name_; }
-  void describe_object(std::vector<std::byte>*) const override {}
+  void describe_object(std::vector<std::byte>* out) const override;
   void prepare() override {}
   void install(const std::shared_ptr<const CommChange>& change,
                const membership::Proposal* committed) override;
@@ -61,30 +72,26 @@ class GpuComm : public GpuBackend, public ViewParticipant {
   mep_result_t carry_out(Collective kind, const CollectiveArgs& args, void* stream) override;
   mep_result_t check_memory(const void* memory, const char* name) const override;
   void watch() override;
-  void end_world(mep_result_t result);
-  bool acknowledged(uint64_t word) const;
-  void publish(const device::CollDecision& decision);
-  uint64_t done() const;
+  mep_result_t start();
+  mep_result_t write_state(const device::CollDecision& begin, uint64_t timeout_ms,
+                           uint64_t settle_ms, uint64_t installed);
+  mep_result_t adopt_view(const Deadline& deadline);
+  mep_result_t map_held(const Deadline& deadline);
+  mep_result_t adopt_held();
+  mep_result_t begin_adopted(const GpuChannel::Adoption& adoption);
+  mep_result_t go_on_adopted(const GpuChannel::Adoption& adoption);
 
   const WindowPlace windows_at_;
   const std::string name_;
-  const uint64_t channel_;
+  GpuChannel channel_;
   GpuWindows windows_;
   device::CollLayout layout_{};
   std::shared_ptr<DeviceMemory> state_memory_;
-  std::shared_ptr<PinnedMemory> post_memory_;
   std::shared_ptr<PinnedMemory> proof_memory_;
   device::CollState* state_ = nullptr;  // device address
-  device::CollPost* post_ = nullptr;
   std::unique_ptr<DeviceStream> stream_;
-  uint64_t failures_told_ = 0;
   bool is_connected_ = false;
   bool is_client_ = false;
-
-  uint64_t told_epoch_ = 0;    // the watcher's: whose late operation was told
-  std::mutex decision_mutex_;  // one writer of decisions at a time: control thread or watcher
-  uint64_t epoch_ = 1;         // under decision_mutex_
-  bool ended_ = false;         // under decision_mutex_
 };
 
 }  // namespace mep

@@ -87,6 +87,13 @@ void StagedComm::set_timeout_ms(uint32_t ms) {
   server_.set_bound_ms(3 * (ms + kDecisionGraceMs) + kAnswerMs);
 }
 
+mep_result_t StagedComm::check_admission() const {
+  return fail(
+      MEP_ERR_UNSUPPORTED,
+      "admitting joiners where GPUs post to queues is not built; where they map each other it "
+      "is");
+}
+
 void StagedComm::revoke() {
   comm_.world().request_revoke(stream_comm_->id());
 }

@@ -57,6 +57,7 @@ class StagedComm : public GpuBackend {
   bool busy() const override { return server_.busy(); }
   void set_timeout_ms(uint32_t ms) override;
   void revoke() override;
+  mep_result_t check_admission() const override;
   gpu_queue::SoftNic* nic() override { return &nic_; }
 
   [[nodiscard]] mep_result_t check_memory(const void* memory, const char* name) const override;

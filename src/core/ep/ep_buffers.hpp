@@ -41,6 +41,8 @@ class EpBuffers {
                                              const Deadline& deadline) = 0;
   // Collective: what the ranks must know of each other's connections.
   [[nodiscard]] virtual mep_result_t finish(RankValues*) { return MEP_SUCCESS; }
+  // In its place, of a joiner, which asks nobody.
+  virtual void finish_joined() {}
 
   // --- The user's thread ---
   // A dispatch or combine was sent and not received.

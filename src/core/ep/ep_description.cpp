@@ -63,6 +63,8 @@ std::vector<std::byte> encode_ep_description(const EpDescription& description) {
   writer.block(shape);
   writer.number(static_cast<uint32_t>(description.map.size()));
   for (const int32_t entry : description.map) writer.number(entry);
+  writer.number(static_cast<uint8_t>(description.options.column_major));
+  writer.number(description.options.num_sms);
   return writer.take();
 }
 
@@ -75,7 +77,9 @@ mep_result_t decode_ep_description(std::span<const std::byte> bytes, uint32_t ra
   // No more entries than there are bytes: a number that is too large ends as malformed.
   out->map.resize(std::min<size_t>(reader.number<uint32_t>(), bytes.size()));
   for (int32_t& entry : out->map) entry = reader.number<int32_t>();
-  if (!reader.complete()) return malformed();
+  const auto column_major = reader.number<uint8_t>();
+  out->options = {column_major == 1, reader.number<uint32_t>()};
+  if (!reader.complete() || column_major > 1) return malformed();
   MEP_TRY(check_shape(shape_bytes, rank, ranks, &out->shape));
   const EpShape& shape = out->shape;
   if (!out->map.empty() && out->map.size() != size_t{shape.experts} * shape.max_replicas) {

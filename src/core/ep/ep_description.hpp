@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/ep/ep_config.hpp"
+#include "core/ep/ep_device.hpp"
 #include "mep.h"
 
 namespace mep {
@@ -19,6 +20,7 @@ struct EpDescription {
   uint64_t window_seed = 0;
   EpShape shape;
   std::vector<int32_t> map;  // as the caller gave it; empty: physical ids
+  EpDeviceOptions options;
 };
 
 std::vector<std::byte> encode_ep_description(const EpDescription& description);

@@ -15,10 +15,21 @@ EpDeviceOptions device_options(const mep_ep_config_t& config) {
   return {config.scale_layout == MEP_SCALE_COLUMN_MAJOR, config.num_sms};
 }
 
+mep_result_t make_buffers(Comm& comm, Backend& backend, const EpShape& shape,
+                          const EpDeviceOptions& options, std::unique_ptr<EpBuffers>* out) {
+  if (GpuBackend* gpu = backend.gpu_backend()) {
+    MEP_TRY(check_ep_device(comm, shape));
+    return gpu->make_ep_buffers(shape, options, out);
+  }
+  *out = std::make_unique<HostBuffers>(comm, shape);
+  return MEP_SUCCESS;
+}
+
 }  // namespace
 
-EpObject::EpObject(Comm& comm, const EpShape& shape, std::unique_ptr<EpBuffers> buffers)
-    : comm_(comm), shape_(shape), buffers_(std::move(buffers)) {}
+EpObject::EpObject(Comm& comm, const EpShape& shape, const EpDeviceOptions& options,
+                   std::unique_ptr<EpBuffers> buffers)
+    : comm_(comm), shape_(shape), options_(options), buffers_(std::move(buffers)) {}
 
 EpObject::~EpObject() {
   buffers_->leave();
@@ -50,7 +61,7 @@ mep_result_t EpObject::connect(const Deadline& deadline) {
 // --- Joiners --------------------------------------------------------------------------------------
 
 void EpObject::describe_object(std::vector<std::byte>* out) const {
-  EpDescription description{name_, window_seed_, shape_, {}};
+  EpDescription description{name_, window_seed_, shape_, {}, options_};
   {
     const std::lock_guard lock(map_mutex_);
     description.map = map_;
@@ -58,29 +69,30 @@ void EpObject::describe_object(std::vector<std::byte>* out) const {
   *out = encode_ep_description(description);
 }
 
-mep_result_t EpObject::attach(Comm& comm, std::span<const std::byte> description,
+mep_result_t EpObject::attach(Comm& comm, Backend& backend, std::span<const std::byte> description,
                               const Deadline& deadline, std::unique_ptr<EpObject>* out) {
   EpDescription given;
   MEP_TRY(decode_ep_description(description, comm.rank(), comm.size(), &given));
-  auto buffers = std::make_unique<HostBuffers>(comm, given.shape);
-  HostBuffers& on_host = *buffers;
-  auto object = std::make_unique<EpObject>(comm, given.shape, std::move(buffers));
+  std::unique_ptr<EpBuffers> made;
+  MEP_TRY(make_buffers(comm, backend, given.shape, given.options, &made));
+  EpBuffers& buffers = *made;
+  auto object = std::make_unique<EpObject>(comm, given.shape, given.options, std::move(made));
   object->name_ = std::move(given.name);
   object->window_seed_ = given.window_seed;
+  MEP_TRY(buffers.offer(object->name_, given.window_seed));
   if (!given.map.empty()) {
     std::shared_ptr<const ExpertMap> map;
     MEP_TRY(make_expert_map(given.shape, given.map.data(), &map));
-    MEP_TRY(on_host.use_map(map));
+    MEP_TRY(buffers.use_map(map));
     object->map_ = std::move(given.map);
   }
-  MEP_TRY(on_host.offer(object->name_, given.window_seed));
   MEP_TRY(object->connect(deadline));
-  on_host.pull_where_mapped();
+  buffers.finish_joined();
   *out = std::move(object);
   return MEP_SUCCESS;
 }
 
-mep_result_t EpObject::check_shape(const EpShape& given) const {
+mep_result_t EpObject::check_config(const EpShape& given, const EpDeviceOptions& options) const {
   const struct {
     const char* field;
     uint64_t mine;
@@ -98,7 +110,8 @@ mep_result_t EpObject::check_shape(const EpShape& given) const {
                 {"wire_type", given.wire_type, shape_.wire_type},
                 {"combine_type", given.combine_type, shape_.combine_type},
                 {"scale_type", given.scale_type, shape_.scale_type},
-                {"receive_layout", given.receive_layout, shape_.receive_layout}};
+                {"receive_layout", given.receive_layout, shape_.receive_layout},
+                {"scale_layout", options.column_major, options_.column_major}};
   for (const auto& each : fields) {
     if (each.mine == each.theirs) continue;
     return fail(MEP_ERR_MISMATCH, "%s is %llu here, but %llu in the members' EP object %s",
@@ -139,27 +152,22 @@ mep_result_t EpObject::set_expert_map(const int32_t* map) {
 
 mep_result_t make_ep_object(Comm& comm, Backend& backend, const EpShape& shape,
                             const mep_ep_config_t& config, std::unique_ptr<EpObject>* out) {
+  const EpDeviceOptions options = device_options(config);
   std::unique_ptr<EpBuffers> buffers;
-  if (GpuBackend* gpu = backend.gpu_backend()) {
-    MEP_TRY(check_ep_device(comm, shape));
-    MEP_TRY(gpu->make_ep_buffers(shape, device_options(config), &buffers));
-  } else {
-    buffers = std::make_unique<HostBuffers>(comm, shape);
-  }
-  *out = std::make_unique<EpObject>(comm, shape, std::move(buffers));
+  MEP_TRY(make_buffers(comm, backend, shape, options, &buffers));
+  *out = std::make_unique<EpObject>(comm, shape, options, std::move(buffers));
   return MEP_SUCCESS;
 }
 
-mep_result_t attach_ep_object(Comm& comm, const Backend& backend, const EpShape& shape,
-                              const mep_ep_config_t& config, std::unique_ptr<EpObject>* out) {
-  MEP_TRY(backend.check_host("joining an EP object"));
+mep_result_t attach_ep_object(Comm& comm, const EpShape& shape, const mep_ep_config_t& config,
+                              std::unique_ptr<EpObject>* out) {
   const std::string name = config.name != nullptr ? config.name : "ep0";
   const ViewParticipant* unattached = comm.clients().find_unattached(name);
   if (unattached == nullptr) {
     return fail(MEP_ERR_NOT_FOUND, "this rank joined no EP object named \"%s\"", name.c_str());
   }
   // Only EP objects are kept so.
-  MEP_TRY(static_cast<const EpObject*>(unattached)->check_shape(shape));
+  MEP_TRY(static_cast<const EpObject*>(unattached)->check_config(shape, device_options(config)));
   out->reset(static_cast<EpObject*>(comm.clients().take_unattached(name).release()));
   return MEP_SUCCESS;
 }

@@ -13,6 +13,7 @@
 #include "core/comm/view_participant.hpp"
 #include "core/ep/ep_buffers.hpp"
 #include "core/ep/ep_config.hpp"
+#include "core/ep/ep_device.hpp"
 
 namespace mep {
 
@@ -20,12 +21,14 @@ class Backend;
 
 class EpObject : public ViewParticipant {
  public:
-  EpObject(Comm& comm, const EpShape& shape, std::unique_ptr<EpBuffers> buffers);
+  EpObject(Comm& comm, const EpShape& shape, const EpDeviceOptions& options,
+           std::unique_ptr<EpBuffers> buffers);
   // Collective. After an error it is good for nothing; destroyed, it leaves nothing behind but device memory that
   // the comm keeps.
   [[nodiscard]] mep_result_t open(const char* name);
   // A joiner's part of an object that the members have, from what describe_object() gave.
-  [[nodiscard]] static mep_result_t attach(Comm& comm, std::span<const std::byte> description,
+  [[nodiscard]] static mep_result_t attach(Comm& comm, Backend& backend,
+                                           std::span<const std::byte> description,
                                            const Deadline& deadline,
                                            std::unique_ptr<EpObject>* out);
   ~EpObject() override;
@@ -39,9 +42,11 @@ class EpObject : public ViewParticipant {
   // Collective; null: physical ids. On GPUs: streams are idle.
   [[nodiscard]] mep_result_t set_expert_map(const int32_t* map);
   // Whether a joiner's config is that of the members; the text names the field.
-  [[nodiscard]] mep_result_t check_shape(const EpShape& given) const;
+  [[nodiscard]] mep_result_t check_config(const EpShape& given,
+                                          const EpDeviceOptions& options) const;
 
   // --- The control thread (ViewParticipant) ---
+  ObjectKind kind() const override { return ObjectKind::kEp; }
   const std::string& name() const override { return name_; }
   void describe_object(std::vector<std::byte>* out) const override;
   void describe(std::vector<membership::ChannelState>* channels) const override {
@@ -66,6 +71,7 @@ class EpObject : public ViewParticipant {
 
   Comm& comm_;
   const EpShape shape_;
+  const EpDeviceOptions options_;
   const std::unique_ptr<EpBuffers> buffers_;
   std::string name_;
   uint64_t window_seed_ = 0;  // ids of its windows follow from it
@@ -78,9 +84,9 @@ class EpObject : public ViewParticipant {
 [[nodiscard]] mep_result_t make_ep_object(Comm& comm, Backend& backend, const EpShape& shape,
                                           const mep_ep_config_t& config,
                                           std::unique_ptr<EpObject>* out);
-// A joiner's part of an object on host memory, made when it joined.
-[[nodiscard]] mep_result_t attach_ep_object(Comm& comm, const Backend& backend,
-                                            const EpShape& shape, const mep_ep_config_t& config,
+// A joiner's part of an object, made when it joined.
+[[nodiscard]] mep_result_t attach_ep_object(Comm& comm, const EpShape& shape,
+                                            const mep_ep_config_t& config,
                                             std::unique_ptr<EpObject>* out);
 // The memory that make_ep_object() would take.
 [[nodiscard]] mep_result_t estimate_ep_object(const Comm& comm, Backend& backend,

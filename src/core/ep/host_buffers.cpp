@@ -68,7 +68,7 @@ mep_result_t HostBuffers::finish(RankValues* rows) {
   return MEP_SUCCESS;
 }
 
-void HostBuffers::pull_where_mapped() {
+void HostBuffers::finish_joined() {
   for (const auto& buffer : buffers_) buffer->pull_where_mapped();
 }
 

@@ -16,13 +16,12 @@ class HostBuffers final : public EpBuffers {
  public:
   HostBuffers(Comm& comm, const EpShape& shape);
   EpBuffer& at(uint32_t index) { return *buffers_[index]; }
-  // In place of finish(), without asking: mapping is mutual between a joiner and a member.
-  void pull_where_mapped();
-
   mep_result_t offer(const std::string& name, uint64_t window_seed) override;
   mep_result_t connect(const std::shared_ptr<const CommView>& view,
                        const Deadline& deadline) override;
   mep_result_t finish(RankValues* rows) override;
+  // Mapping is mutual between a joiner and a member.
+  void finish_joined() override;
 
   bool in_flight() override;
   mep_result_t make_handle(EpHandle*) override { return MEP_SUCCESS; }

@@ -26,7 +26,7 @@ struct CommDescription {
   // How many comms were split off and EP objects made from it: names follow from these.
   uint32_t child_number = 0;
   uint32_t ep_number = 0;
-  // Its EP objects, in their own form (EpObject::describe_object).
+  // Its part on a GPU, then its EP objects: an ObjectKind, then their own form (ViewParticipant::describe_object).
   std::vector<std::vector<std::byte>> objects;
 };
 

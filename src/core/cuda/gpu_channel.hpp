@@ -1,0 +1,107 @@
+// The host's half of a CollPost: the channel of a comm's stream operations. The control thread freezes it and installs
+// decisions, the watcher takes what kernels report, the user's thread their failures. None of them makes a CUDA call here.
+//
+// A view with ranks whose windows are not mapped yet is held back, and the channel stays frozen, until the user's thread
+// has mapped them and takes the device into that view (begin_adoption(), end_adoption()).
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "core/comm/comm.hpp"
+#include "kernels/cuda/coll_state.hpp"
+#include "transport/cuda/device_memory.hpp"
+
+namespace mep {
+
+class GpuChannel {
+ public:
+  explicit GpuChannel(const Comm& comm) : comm_(comm), id_(comm.id() ^ 0x6465766963650000u) {}
+  [[nodiscard]] mep_result_t open();
+  // The view that operations begin in; before the control thread knows the channel.
+  void begin(const std::shared_ptr<const CommView>& view);
+
+  uint64_t id() const { return id_; }
+  device::CollPost* post() const { return post_; }
+  // The number of the latest operation that succeeded. Any thread.
+  uint64_t done() const;
+  bool busy() const;
+
+  // --- The user's thread ---
+  // First failure since the last call.
+  mep_result_t take_failure();
+  // A view is held back. A hint: what is held is taken under the lock.
+  bool holds_view() const { return holds_view_.load(std::memory_order_relaxed); }
+  std::shared_ptr<const CommView> view() const;
+  // A joiner: no kernel has run, and none will before it is in the view.
+  void begin_joining();
+  struct Adoption {
+    device::CollDecision last;  // that leads to the view
+    uint64_t installed = 0;     // decisions with it
+    bool joins = false;         // this rank comes by it
+  };
+  // Publishes what is held now and leads to a view that `reaches` says is mapped, but for a joiner. Until
+  // end_adoption() nothing else is: ranks that adopt it later meet what came since in their next operation, and so must
+  // this one. False: there is nothing to adopt.
+  template <class Reaches>
+  [[nodiscard]] bool begin_adoption(const Reaches& reaches, Adoption* adoption) {
+    const std::lock_guard lock(mutex_);
+    if (ended_ || held_.empty() || !reaches(*view_)) return false;
+    is_adopting_ = true;
+    adopting_ = held_.size();
+    *adoption = {held_.back(), post_->installed + adopting_, is_joining_};
+    if (!is_joining_) publish(std::exchange(adopting_, 0));
+    return true;
+  }
+  template <class Reaches>
+  void end_adoption(const Reaches& reaches) {
+    const std::lock_guard lock(mutex_);
+    if (ended_) return;
+    is_adopting_ = is_joining_ = false;
+    publish(std::exchange(adopting_, 0));
+    if (reaches(*view_)) publish(held_.size());
+  }
+  // The failure of the library's own operation, which ended by a decision that only lets joiners in, is told to nobody.
+  void forget_overtaken();
+
+  // --- The control thread ---
+  void freeze(std::vector<membership::ChannelState>* channels);
+  // Nothing changed.
+  void resume();
+  // reaches: the windows of the view that follows are mapped.
+  void install(const CommChange& change, const membership::Proposal& committed, bool reaches);
+
+  // --- The watcher ---
+  // The world has ended for this rank.
+  void end(mep_result_t result);
+  // An operation is over its time: evidence for membership.
+  void tell_late();
+
+ private:
+  bool acknowledged(uint64_t word) const;
+  void publish(size_t count);
+
+  const Comm& comm_;
+  const uint64_t id_;
+  std::shared_ptr<PinnedMemory> memory_;
+  device::CollPost* post_ = nullptr;
+  uint64_t failures_told_ = 0;  // the user's thread's
+  uint64_t told_epoch_ = 0;     // the watcher's: whose late operation was told
+
+  mutable std::mutex mutex_;  // one writer of decisions at a time; guards the fields below
+  uint64_t epoch_ = 1;
+  bool ended_ = false;
+  bool is_joining_ = false;
+  bool is_adopting_ = false;  // what is held waits for the user's thread, come what may
+  size_t adopting_ = 0;       // of what is held: a joiner takes it in now
+  std::vector<device::CollDecision> held_;
+  std::shared_ptr<const CommView> view_;  // after the last of them
+  std::atomic<bool> holds_view_{false};   // relaxed: see holds_view()
+};
+
+}  // namespace mep

@@ -1,0 +1,229 @@
+// Ranks that are processes are killed on GPUs, one after the other, and replaced: collectives, dispatch and combine, eager
+// and by graphs that survivors captured before the first death, give the same bytes as on hosts after each
+// replacement. Started without --rank it starts the ranks, and replacements of those that die. The seed is printed;
+// MEP_TEST_SEED replays it.
+#include "ep_device_rig.hpp"
+
+namespace {
+
+using namespace ep_device;
+
+constexpr uint32_t kCycles = 3;
+constexpr size_t kCount = 20'000;
+constexpr int kReplays = 3;
+
+const Shape kScenes[] = {
+    {3, false}, {2, true, true}, {4, false, false, true}, {3, true, false, false, true, true}};
+
+// The rank that dies in a cycle; the last is first.
+uint32_t victim_of(uint32_t cycle, uint32_t ranks) {
+  return ranks - 1 - cycle % ranks;
+}
+
+struct Sums {
+  uint32_t* send = nullptr;
+  uint32_t* receive = nullptr;
+  cudaGraphExec_t graph = nullptr;
+
+  Sums(mep_comm_t comm, uint32_t rank, cudaStream_t stream) {
+    cuda(cudaMallocHost(&send, kCount * 4));
+    cuda(cudaMallocHost(&receive, kCount * 4));
+    for (size_t i = 0; i < kCount; ++i) send[i] = static_cast<uint32_t>(i << (4 * rank));
+    cudaGraph_t captured = nullptr;
+    cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    need(mep_allreduce(send, receive, kCount, MEP_UINT32, MEP_SUM, comm, stream), "mep_allreduce");
+    cuda(cudaStreamEndCapture(stream, &captured));
+    cuda(cudaGraphInstantiate(&graph, captured, 0));
+    cuda(cudaGraphDestroy(captured));
+  }
+  ~Sums() {
+    cuda(cudaGraphExecDestroy(graph));
+    cuda(cudaFreeHost(send));
+    cuda(cudaFreeHost(receive));
+  }
+  Sums(const Sums&) = delete;
+
+  void replay(uint32_t ranks, cudaStream_t stream, const char* where) {
+    for (int i = 0; i < kReplays; ++i) {
+      std::memset(receive, 0xa5, kCount * 4);
+      cuda(cudaGraphLaunch(graph, stream));
+      cuda(cudaStreamSynchronize(stream));
+      size_t wrong = 0;
+      for (size_t at = 0; at < kCount; ++at) {
+        uint32_t sum = 0;
+        for (uint32_t rank = 0; rank < ranks; ++rank)
+          sum += static_cast<uint32_t>(at << (4 * rank));
+        wrong += receive[at] != sum ? 1 : 0;
+      }
+      GPU_CHECK(wrong == 0, "%s: %zu sums are wrong", where, wrong);
+    }
+  }
+};
+
+// A number from every rank, and one for every pair.
+void exchange(mep_comm_t comm, uint32_t rank, uint32_t ranks, cudaStream_t stream) {
+  uint32_t *given = nullptr, *got = nullptr;
+  cuda(cudaMallocHost(&given, ranks * 4));
+  cuda(cudaMallocHost(&got, 2 * ranks * 4));
+  for (uint32_t other = 0; other < ranks; ++other) given[other] = rank * 100 + other;
+  need(mep_allgather(given, got, 1, MEP_UINT32, comm, stream), "mep_allgather");
+  need(mep_alltoall(given, got + ranks, 1, MEP_UINT32, comm, stream), "mep_alltoall");
+  cuda(cudaStreamSynchronize(stream));
+  for (uint32_t other = 0; other < ranks; ++other) {
+    GPU_CHECK(got[other] == other * 100 && got[ranks + other] == other * 100 + rank,
+              "rank %u: %u and %u of rank %u", rank, got[other], got[ranks + other], other);
+  }
+  cuda(cudaFreeHost(given));
+  cuda(cudaFreeHost(got));
+}
+
+// Until the call on each buffer has told that a rank is gone.
+void hear_of_it(Group& group, uint32_t rank) {
+  for (uint32_t buffer = 0; buffer < 2; ++buffer) {
+    mep_result_t news = MEP_SUCCESS;
+    for (int tries = 0; tries < 10'000 && news == MEP_SUCCESS; ++tries) {
+      news = group.dispatch(rank, buffer, 0, Halves::kBoth);
+      group.synchronize();
+    }
+    GPU_CHECK(news == MEP_ERR_PEER_FAILED, "rank %u: the report is %s", rank,
+              mep_result_string(news));
+  }
+}
+
+void works(Group& group, Sums& sums, const Reference& ref,
+           const std::vector<cudaGraphExec_t>& graphs, uint32_t rank) {
+  const Rank& r = group.use(rank);
+  sums.replay(group.s.ranks, r.stream, "replayed sums");
+  exchange(r.comm, rank, group.s.ranks, r.stream);
+  group.poison();
+  group.replay(graphs, kReplays);
+  group.compare(ref, "replayed");
+  group.poison();
+  group.enqueue(rank, ref, 1, true, true);
+  group.synchronize();
+  group.compare(ref, "eager");
+  group.expect_no_failure("whole");
+}
+
+mep_comm_t join(uint32_t rank) {
+  cuda(cudaSetDevice(gpu_of(rank)));
+  const mep_comm_config_t config = comm_config(true, 20'000);
+  mep_comm_t comm = nullptr;
+  need(mep_comm_join(&config, &comm), "mep_comm_join");
+  return comm;
+}
+
+// The others are told, by a collective and by each buffer before or after the replacement, and admit it.
+void replace(Group& group, Sums& sums, uint32_t rank, uint32_t cycle) {
+  const Rank& r = group.use(rank);
+  cuda(cudaGraphLaunch(sums.graph, r.stream));
+  cuda(cudaStreamSynchronize(r.stream));
+  const mep_result_t told = mep_comm_async_result(r.comm);
+  GPU_CHECK(told == MEP_ERR_PEER_FAILED, "rank %u: %s", rank, mep_result_string(told));
+  if (cycle % 2 == 0) hear_of_it(group, rank);
+  while (mep_comm_async_result(r.comm) != MEP_SUCCESS) {
+  }
+  const auto victim = static_cast<int32_t>(victim_of(cycle, group.s.ranks));
+  int32_t admitted = 0;
+  need(mep_recover_ranks(r.comm, &victim, 1, 30'000, &admitted), "mep_recover_ranks");
+  GPU_CHECK(admitted == 1, "rank %u: %d were admitted", rank, admitted);
+  if (cycle % 2 != 0) hear_of_it(group, rank);
+}
+
+int rank_main(size_t scene, uint64_t seed, uint32_t first_cycle) {
+  const Shape& s = kScenes[scene];
+  const bool joined = first_cycle != 0;
+  const auto rank = static_cast<uint32_t>(std::atoi(std::getenv("MEP_RANK")));
+  const Reference ref = on_hosts(s, s.ranks, seed);
+  const mep_comm_t comm = joined ? join(rank) : open_own_comm();
+  Group group(s, {comm}, rank, joined);
+  group.upload(ref);
+  const std::vector<cudaGraphExec_t> graphs = group.capture(ref);
+  {
+    Sums sums(comm, rank, group.use(rank).stream);
+    for (uint32_t cycle = first_cycle;; ++cycle) {
+      works(group, sums, ref, graphs, rank);
+      if (cycle == kCycles) break;
+      need(mep_barrier(comm, group.use(rank).stream), "mep_barrier");
+      group.synchronize();
+      if (victim_of(cycle, s.ranks) != rank) {
+        replace(group, sums, rank, cycle);
+        continue;
+      }
+      const Mark begun;
+      mep::device::launch_kernel(busy_for, 1, 1, 0, group.use(rank).stream, 5'000'000'000,
+                                 begun.word());
+      begun.wait();
+      die_now();
+    }
+  }
+  for (const cudaGraphExec_t graph : graphs) cuda(cudaGraphExecDestroy(graph));
+  return failure_count() == 0 ? 0 : 1;
+}
+
+pid_t start_rank(const char* program, uint32_t rank, size_t scene, uint64_t seed, uint32_t cycle) {
+  const pid_t child = fork();
+  if (child != 0) return child;
+  (void)setenv("MEP_RANK", std::to_string(rank).c_str(), 1);
+  (void)execl(program, program, "--rank", std::to_string(scene).c_str(),
+              std::to_string(seed).c_str(), std::to_string(cycle).c_str(), nullptr);
+  _exit(2);
+}
+
+int start(const char* program, size_t scene, uint64_t seed) {
+  const Shape& s = kScenes[scene];
+  (void)setenv("MEP_SIZE", std::to_string(s.ranks).c_str(), 1);
+  (void)setenv("MEP_JOB",
+               ("replace" + std::to_string(scene) + "." + std::to_string(getpid())).c_str(), 1);
+  std::vector<pid_t> children;
+  for (uint32_t rank = 0; rank < s.ranks; ++rank) {
+    children.push_back(start_rank(program, rank, scene, seed, 0));
+  }
+  uint32_t deaths = 0;
+  int failed = 0;
+  for (size_t ended = 0; ended < s.ranks + deaths;) {
+    int status = 0;
+    const pid_t child = waitpid(-1, &status, 0);
+    if (child < 0) return 1;
+    ++ended;
+    const auto rank = static_cast<uint32_t>(std::find(children.begin(), children.end(), child) -
+                                            children.begin());
+    const bool is_victim = deaths < kCycles && rank == victim_of(deaths, s.ranks) &&
+                           WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    if (is_victim) {
+      ++deaths;
+      children[rank] = start_rank(program, rank, scene, seed, deaths);
+    } else if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+      std::printf("FAILED: rank %u ended with status 0x%x\n", rank, status);
+      for (const pid_t other : children) (void)kill(other, SIGKILL);
+      failed = 1;
+    }
+  }
+  if (deaths != kCycles) failed = 1;
+  std::printf("  %u processes, %s%s%s%s: %u replaced\n", s.ranks, s.fp8 ? "fp8" : "bf16",
+              s.slotted ? ", slotted" : "", s.with_map ? ", mapped experts" : "",
+              s.throughput ? ", high throughput" : "", deaths);
+  return failed;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  (void)std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  if (argc > 4 && std::strcmp(argv[1], "--rank") == 0) {
+    return rank_main(std::strtoul(argv[2], nullptr, 10), std::strtoull(argv[3], nullptr, 10),
+                     static_cast<uint32_t>(std::strtoul(argv[4], nullptr, 10)));
+  }
+  if (!gpu_is_there()) return kSkipped;
+  std::printf("ranks are dealt to %d GPU(s)\n", gpu_count());
+  const char* given = std::getenv("MEP_TEST_SEED");
+  const uint64_t seed =
+      given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
+  std::printf("MEP_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
+  int failed = 0;
+  for (size_t i = 0; i < std::size(kScenes) && failed == 0; ++i) {
+    failed |= start(argv[0], i, seed + 10 * i);
+  }
+  std::printf(failed == 0 ? "replace_process_test: passed\n" : "replace_process_test: FAILED\n");
+  return failed;
+}
