@@ -181,6 +181,17 @@ inline void check_contributors(int rank, mep_comm_t comm, uint64_t expected, Rep
   }
 }
 
+// Until so few take part in a call. The view here may be newer than the one of the last call, and on others not, so it
+// is no measure: they would make one call more.
+inline void call_until_few(uint64_t ranks, mep_comm_t comm, const Report& report) {
+  const uint64_t one = 1;
+  uint64_t took_part = UINT64_MAX;
+  mep_result_t result = MEP_ERR_PEER_FAILED;
+  while ((result != MEP_SUCCESS || took_part > ranks) && !report.bad()) {
+    result = mep_allreduce(&one, &took_part, 1, MEP_UINT64, MEP_SUM, comm, nullptr);
+  }
+}
+
 [[noreturn]] inline void die() {
   kill(getpid(), SIGKILL);
   for (;;) pause();
