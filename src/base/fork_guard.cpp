@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <map>
 #include <mutex>
-#include <new>
 #include <utility>
 
 namespace mep {
@@ -67,13 +66,7 @@ ForkGuard::~ForkGuard() {
 void ForkGuard::keep_back(int socket) const {
   const int error = errno;
   FileName name;
-  if (socket >= 0 && name_of(socket, &name)) {
-    try {
-      kept_back().sockets[socket] = name;
-    } catch (const std::bad_alloc&) {
-      // Then a child has it, as it has everything else.
-    }
-  }
+  if (socket >= 0 && name_of(socket, &name)) kept_back().sockets[socket] = name;
   errno = error;
 }
 

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <new>
 #include <utility>
 
 #include "base/log.hpp"
@@ -111,13 +110,7 @@ mep_result_t ControlLink::State::next_message(Frame* frame, bool* found) {
                   payload_limit);
     }
     pieces_type = type;
-    try {
-      pieces.insert(pieces.end(), frame->payload.begin(), frame->payload.end());
-    } catch (const std::bad_alloc&) {
-      // The piece is taken off the stream already, so this link cannot go on.
-      return refuse(
-          fail(MEP_ERR_NO_MEMORY, "no memory for a message of %zu bytes and more", pieces.size()));
-    }
+    pieces.insert(pieces.end(), frame->payload.begin(), frame->payload.end());
     if (!is_last) continue;
     pieces_type = 0;
     frame->payload = std::exchange(pieces, {});
@@ -147,7 +140,6 @@ mep_result_t ControlLink::State::next_frame(Frame* frame, bool* found) {
   return MEP_SUCCESS;
 }
 
-// The last thing before the frame is consumed that may need memory, and it needs it first.
 mep_result_t ControlLink::State::take_descriptors(uint16_t announced, Frame* frame) {
   frame->fds.clear();
   frame->lost_descriptors = false;
@@ -182,7 +174,6 @@ mep_result_t ControlLink::State::next_sealed_frame(Frame* frame, bool* found) {
   }
   if (available < kSealedLengthBytes + length) return MEP_SUCCESS;
   std::vector<std::byte> plain;
-  frame->payload.reserve(length);  // once opened, it cannot be opened again
   MEP_TRY(opener->open(std::span(buffer).subspan(begin + kSealedLengthBytes, length), &plain));
   FrameHeader header;
   std::memcpy(&header, plain.data(), kHeaderBytes);
@@ -236,11 +227,6 @@ mep_result_t ControlLink::State::read_chunk(size_t* count, bool* would_block) {
     buffer.erase(buffer.begin(), buffer.begin() + static_cast<ptrdiff_t>(begin));
     begin = 0;
   }
-  try {
-    buffer.reserve(buffer.size() + kReadChunkBytes);  // what was read cannot be read again
-  } catch (const std::bad_alloc&) {
-    return fail(MEP_ERR_NO_MEMORY, "no memory for a message of a peer; it waits");
-  }
   std::array<std::byte, kReadChunkBytes>
       chunk;  // not in `buffer`, which would zero it for each small message
   iovec part{chunk.data(), chunk.size()};
@@ -268,15 +254,6 @@ mep_result_t ControlLink::State::read_chunk(size_t* count, bool* would_block) {
   return adopt_descriptors(&message);
 }
 
-// MEP_ERR_NO_MEMORY: nothing has happened.
-mep_result_t ControlLink::State::next_message_or_later(Frame* frame, bool* found) {
-  try {
-    return next_message(frame, found);
-  } catch (const std::bad_alloc&) {
-    return fail(MEP_ERR_NO_MEMORY, "no memory for a message of a peer; it waits");
-  }
-}
-
 mep_result_t ControlLink::receive(const std::function<bool(Frame&)>& handler) {
   State& state = *state_;
   if (state.refused) return fail(MEP_ERR_DENIED, "the peer's stream was refused before");
@@ -284,8 +261,7 @@ mep_result_t ControlLink::receive(const std::function<bool(Frame&)>& handler) {
   for (;;) {
     Frame frame;
     bool found = false;
-    const mep_result_t parsed = state.next_message_or_later(&frame, &found);
-    if (parsed == MEP_ERR_NO_MEMORY) return parsed;
+    const mep_result_t parsed = state.next_message(&frame, &found);
     if (parsed != MEP_SUCCESS) return state.refuse(parsed);
     if (found) {
       if (!handler(frame)) return MEP_SUCCESS;
@@ -295,7 +271,6 @@ mep_result_t ControlLink::receive(const std::function<bool(Frame&)>& handler) {
     size_t count = 0;
     bool would_block = false;
     const mep_result_t read = state.read_chunk(&count, &would_block);
-    if (read == MEP_ERR_NO_MEMORY) return read;
     if (read != MEP_SUCCESS) return state.refuse(read);
     if (would_block) return MEP_SUCCESS;
     if (count == 0) {

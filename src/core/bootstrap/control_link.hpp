@@ -67,7 +67,7 @@ class ControlLink {
   void allow_output(size_t bytes);
 
   // Never blocks: bytes that the kernel does not take are queued and go out with flush_output(). MEP_ERR_NO_MEMORY: the
-  // queue is at its bound, or memory is short. Descriptors are duplicated, and the caller keeps its own; a
+  // queue is at its bound, or descriptors are short. They are duplicated, and the caller keeps its own; a
   // sealed link takes none.
   // MEP_ERR_PEER_FAILED: the link is closed.
   [[nodiscard]] mep_result_t send(uint16_t type, std::span<const std::byte> payload,
@@ -79,7 +79,6 @@ class ControlLink {
   // Reads without blocking and hands each whole frame to `handler`, until the handler answers false.
   // MEP_ERR_PEER_FAILED: end of stream or reset; all complete frames were handed out before.
   // MEP_ERR_DENIED: not a frame of this protocol; the error text says why.
-  // MEP_ERR_NO_MEMORY: nothing is lost, call again later.
   // When the handler answers false, frames behind that one may stay in the link. poll() does not tell of them:
   // call receive() again before waiting on fd(), as for every link after bootstrap.
   [[nodiscard]] mep_result_t receive(const std::function<bool(Frame&)>& handler);

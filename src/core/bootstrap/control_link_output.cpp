@@ -84,6 +84,11 @@ ssize_t send_some(int socket, iovec* parts, size_t count, std::span<const int> f
 
 }  // namespace
 
+void ControlLink::State::close_output() {
+  output_closed = true;
+  ::shutdown(socket.get(), SHUT_WR);
+}
+
 mep_result_t ControlLink::State::enqueue(std::span<const std::byte> head,
                                          std::span<const std::byte> body,
                                          std::span<const int> fds_left, size_t already_sent) {
@@ -122,13 +127,11 @@ mep_result_t ControlLink::State::send_parts(std::span<const std::byte> head,
     try {
       result = enqueue(head, body, sent == 0 ? given : std::span<const int>{}, sent);
     } catch (const std::bad_alloc&) {
-      result = fail(MEP_ERR_NO_MEMORY, "no memory for a message to a peer");
+      close_output();
+      throw;
     }
   }
-  if (result != MEP_SUCCESS && (sent != 0 || sealer != nullptr) && !output_closed) {
-    output_closed = true;
-    ::shutdown(socket.get(), SHUT_WR);
-  }
+  if (result != MEP_SUCCESS && (sent != 0 || sealer != nullptr)) close_output();
   return result;
 }
 
@@ -156,10 +159,7 @@ mep_result_t ControlLink::send(uint16_t type, std::span<const std::byte> payload
   }
   if (result == MEP_SUCCESS) result = state.send_frame(type, payload, {});
   // The peer would take what comes next for another piece.
-  if (result != MEP_SUCCESS && !state.output_closed) {
-    state.output_closed = true;
-    ::shutdown(state.socket.get(), SHUT_WR);
-  }
+  if (result != MEP_SUCCESS) state.close_output();
   return result;
 }
 
@@ -174,13 +174,7 @@ mep_result_t ControlLink::State::send_frame(uint16_t type, std::span<const std::
   if (!given.empty()) {
     return fail(MEP_ERR_INTERNAL, "a frame of type %u with descriptors for another host", type);
   }
-  std::vector<std::byte> sealed;
-  try {
-    sealed = sealer->seal(head, payload);
-  } catch (const std::bad_alloc&) {
-    return fail(MEP_ERR_NO_MEMORY, "no memory for a message to a peer");
-  }
-  return send_parts(sealed, {}, {});
+  return send_parts(sealer->seal(head, payload), {}, {});
 }
 
 bool ControlLink::has_queued_output() const {

@@ -9,7 +9,6 @@
 //   - Input: `buffer` from `begin` on is the start of a frame; `bundles` are the descriptors that came
 //     with those bytes, in order, one bundle for each frame that has any: the kernel gives one read those
 //     of one sendmsg() at most. No partial frame in the buffer means no bundle is left.
-//   - Without memory nothing is read or handed out, and nothing is lost: it goes on later.
 #pragma once
 
 #include <sys/socket.h>
@@ -86,6 +85,7 @@ struct ControlLink::State {
 
   mep_result_t send_parts(std::span<const std::byte> head, std::span<const std::byte> body,
                           std::span<const int> given);
+  void close_output();
   mep_result_t enqueue(std::span<const std::byte> head, std::span<const std::byte> body,
                        std::span<const int> fds_left, size_t already_sent);
   mep_result_t flush_locked();
@@ -93,7 +93,6 @@ struct ControlLink::State {
                           std::span<const int> fds);
   mep_result_t next_message(Frame* frame, bool* found);
   mep_result_t next_frame(Frame* frame, bool* found);
-  mep_result_t next_message_or_later(Frame* frame, bool* found);
   mep_result_t next_sealed_frame(Frame* frame, bool* found);
   void consume(size_t bytes);
   mep_result_t read_chunk(size_t* count, bool* would_block);

@@ -24,8 +24,7 @@ class FrameSealer {
   ~FrameSealer();
   FrameSealer(const FrameSealer&) = delete;
   FrameSealer& operator=(const FrameSealer&) = delete;
-  // The length and the sealed bytes of `head` and `body` together. May throw std::bad_alloc before
-  // the stream has advanced.
+  // The length and the sealed bytes of `head` and `body` together.
   std::vector<std::byte> seal(std::span<const std::byte> head, std::span<const std::byte> body);
 
  private:

@@ -44,8 +44,6 @@ struct JoinListener::State {
   bool accept_one(bool from_network);
   bool close_for_a_while();
   void refuse(Incoming* incoming, mep_result_t code);
-  void accept_all_possible();
-  bool serve_if_possible(Incoming* incoming, std::vector<PeerLink>* arrived);
   bool serve(Incoming* incoming, std::vector<PeerLink>* arrived);
   // False: done with this incoming connection.
   bool on_frame(Incoming* incoming, Frame* frame);
@@ -100,9 +98,9 @@ mep_result_t JoinListener::progress(std::vector<PeerLink>* arrived) {
     state.closed = false;
     state.watch_listeners(EPOLL_CTL_ADD);
   }
-  if (!state.closed) state.accept_all_possible();
+  if (!state.closed) state.accept_all();
   for (size_t i = 0; i < state.incoming.size();) {
-    if (state.serve_if_possible(&state.incoming[i], arrived)) {
+    if (state.serve(&state.incoming[i], arrived)) {
       ++i;
     } else {  // its socket leaves the epoll set with its last descriptor
       if (state.incoming[i].link != nullptr) {
@@ -161,25 +159,6 @@ void JoinListener::State::accept_all() {
   if (gate->network_listener.valid() && !closed) {
     while (accept_one(true)) {
     }
-  }
-}
-
-void JoinListener::State::accept_all_possible() {
-  try {
-    accept_all();
-  } catch (const std::bad_alloc&) {
-    (void)fail(MEP_ERR_NO_MEMORY, "out of memory");
-    (void)close_for_a_while();
-  }
-}
-
-// Whom there is no memory for is sent away, and may come again.
-bool JoinListener::State::serve_if_possible(Incoming* incoming, std::vector<PeerLink>* arrived) {
-  try {
-    return serve(incoming, arrived);
-  } catch (const std::bad_alloc&) {
-    log(LogLevel::kWarn, "no memory for a joiner; it is sent away");
-    return false;
   }
 }
 

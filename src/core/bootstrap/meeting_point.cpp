@@ -92,9 +92,10 @@ void MeetingPoint::progress() {
   std::erase_if(guests_, [](const auto& guest) { return guest->gone; });
 }
 
-void MeetingPoint::send_all_away() {
+void MeetingPoint::close() {
   for (auto& [key, entry] : roll_) entry.guest = nullptr;
   guests_.clear();
+  listeners_.clear();
 }
 
 void MeetingPoint::remove(Guest* guest) {

@@ -44,8 +44,8 @@ class MeetingPoint {
   void add_to_poll(std::vector<pollfd>* entries) const;
   // Looks at everything without blocking.
   void progress();
-  // The places of all callers stay noted. Needs no memory.
-  void send_all_away();
+  // Nobody is served any more; the places of all callers stay noted.
+  void close();
 
  private:
   struct Guest {

@@ -19,7 +19,6 @@
 namespace mep {
 namespace {
 
-constexpr int kMemoryPauseMs = 100;
 constexpr uint64_t kConnectLimitMs = 2000;
 constexpr uint64_t kFirstPauseMs = 5;
 constexpr uint64_t kLongestPauseMs = 200;
@@ -91,7 +90,7 @@ class AddressEntries final : public RendezvousEntries {
 
   void loop();
   void round(std::unique_lock<std::mutex>* lock);
-  void give_up_for_memory(std::unique_lock<std::mutex>* lock);
+  void give_up_for_memory();
   void wake() const;
   void signal_update() const;
   void resolve(std::unique_lock<std::mutex>* lock);
@@ -291,29 +290,23 @@ void AddressEntries::loop() {
   pthread_setname_np(pthread_self(), "mep-meeting");
   set_log_rank(static_cast<int>(self_.identity.slot));
   std::unique_lock lock(mutex_);
-  while (!stopping_) {
-    try {
-      round(&lock);
-    } catch (const std::bad_alloc&) {
-      if (!lock.owns_lock()) lock.lock();
-      give_up_for_memory(&lock);
-    }
+  try {
+    while (!stopping_) round(&lock);
+  } catch (const std::bad_alloc&) {
+    if (!lock.owns_lock()) lock.lock();
+    give_up_for_memory();
   }
 }
 
-// A start fails; of a running job only those who have called here are sent away, and come again.
-void AddressEntries::give_up_for_memory(std::unique_lock<std::mutex>* lock) {
-  log(LogLevel::kWarn, "no memory for the rendezvous");
+// A start fails; in a running job another member takes over what this rank has served.
+void AddressEntries::give_up_for_memory() {
+  log(LogLevel::kWarn, "no memory for the rendezvous; this rank serves it no more");
   if (!settled_ && failure_ == MEP_SUCCESS) {
     failure_ = MEP_ERR_NO_MEMORY;
     failure_text_ = "out of memory";  // so short that it needs none
     signal_update();
   }
-  point_.send_all_away();
-  lock->unlock();
-  pollfd entry{wake_.get(), POLLIN, 0};
-  (void)poll(&entry, 1, kMemoryPauseMs);
-  lock->lock();
+  point_.close();
 }
 
 void AddressEntries::round(std::unique_lock<std::mutex>* lock) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <new>
 #include <utility>
 
 #include "base/failpoint.hpp"
@@ -67,11 +66,7 @@ mep_result_t Admissions::fail_outside() {
 
 void Admissions::note_refusal(uint32_t slot, const std::string& text) {
   const std::lock_guard lock(mutex_);
-  try {
-    refusals_[slot] = text;
-  } catch (const std::bad_alloc&) {
-    // Then a call that has waited in vain says less.
-  }
+  refusals_[slot] = text;
 }
 
 std::string Admissions::refusal(uint32_t slot) const {

@@ -132,19 +132,11 @@ bool ControlLinks::read(uint32_t slot, FunctionRef<bool(Frame&)> take) {
     good = take(frame);
     return good && peers_[slot].link == link;
   });
-  if (good && result == MEP_ERR_NO_MEMORY) {
-    unread_.add(slot);
-    return true;
-  }
   if (!good || result == MEP_ERR_DENIED) {
     log(LogLevel::kWarn, "rank %u sent something that is no valid frame: %s", slot,
         last_error_text());
   }
   return good && result == MEP_SUCCESS;
-}
-
-membership::SlotSet ControlLinks::take_unread() {
-  return std::exchange(unread_, {});
 }
 
 void ControlLinks::send(uint32_t slot, uint16_t type, std::span<const std::byte> payload) {
@@ -195,7 +187,6 @@ void ControlLinks::end(uint32_t slot) {
 }
 
 void ControlLinks::end_all() {
-  unread_ = {};
   for (uint32_t slot = 0; slot < peers_.count(); ++slot) {
     unwatch_process(slot);
     end(slot);

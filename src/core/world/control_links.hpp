@@ -47,9 +47,6 @@ class ControlLinks {
   // Gives what has come to `take`, which returns false for what is no valid frame, and after which the link may be
   // gone. False: it is to be dropped.
   bool read(uint32_t slot, FunctionRef<bool(Frame&)> take);
-  // Links with a frame for which there was no memory; no event tells of it.
-  bool has_unread() const { return !unread_.empty(); }
-  membership::SlotSet take_unread();
 
   // Nothing happens if there is no link.
   void send(uint32_t slot, uint16_t type, std::span<const std::byte> payload);
@@ -70,7 +67,6 @@ class ControlLinks {
   WorldPeers& peers_;
   UniqueFd epoll_;
   UniqueFd request_event_;
-  membership::SlotSet unread_;
   membership::SlotSet broken_;
   membership::SlotSet output_watched_;  // links that epoll also watches for room
   uint32_t watched_transports_ = 0;

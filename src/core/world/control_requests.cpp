@@ -1,6 +1,5 @@
 #include "core/world/control_requests.hpp"
 
-#include <new>
 #include <utility>
 
 namespace mep {
@@ -52,25 +51,24 @@ void ControlRequests::finish(Request* request) {
   finished_.notify_all();
 }
 
-void ControlRequests::run(FunctionRef<void()> on_exhausted) {
-  for (Request* request = take_all(false); request != nullptr;) {
-    Request* const next = request->next;
-    try {
-      request->borrowed != nullptr ? (*request->borrowed)() : request->owned();
-      request->ran = true;
-    } catch (const std::bad_alloc&) {
-      on_exhausted();
-    }
+void ControlRequests::run() {
+  running_ = take_all(false);
+  while (running_ != nullptr) {
+    Request* const request = running_;
+    request->borrowed != nullptr ? (*request->borrowed)() : request->owned();
+    request->ran = true;
+    running_ = request->next;
     finish(request);
-    request = next;
   }
 }
 
 void ControlRequests::close() {
-  for (Request* request = take_all(true); request != nullptr;) {
-    Request* const next = request->next;
-    finish(request);
-    request = next;
+  for (Request* request : {std::exchange(running_, nullptr), take_all(true)}) {
+    while (request != nullptr) {
+      Request* const next = request->next;
+      finish(request);
+      request = next;
+    }
   }
 }
 

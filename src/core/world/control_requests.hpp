@@ -20,16 +20,16 @@ class ControlRequests {
 
   // --- Any thread. `ring` wakes the control thread; it is called under the lock. ---
 
-  // Dropped if nobody takes requests any more. Throws std::bad_alloc before anything has happened.
+  // Dropped if nobody takes requests any more.
   void post(std::function<void()> request, FunctionRef<void()> ring);
-  // Waits for its end. False: it did not run, or threw.
+  // Waits for its end, or for close(). False: it did not run, or threw.
   bool call(FunctionRef<void()> request, FunctionRef<void()> ring);
 
   // --- The control thread ---
 
   void open();
-  // Runs what was asked before this call; `on_exhausted` is told of each that threw std::bad_alloc.
-  void run(FunctionRef<void()> on_exhausted);
+  // Runs what was asked before this call. It throws what a request throws; the thread then calls close().
+  void run();
   // Drops what is left. From here on nothing is taken.
   void close();
 
@@ -51,6 +51,7 @@ class ControlRequests {
   Request* last_ = nullptr;
   bool open_ = false;
   std::condition_variable finished_;
+  Request* running_ = nullptr;  // the control thread's: those of run(), from the present one on
 };
 
 }  // namespace mep

@@ -15,9 +15,6 @@ namespace mep {
 namespace {
 
 constexpr int kMaxWaitMs = 1000;
-// More than the last row and the frames that carry it take; above what malloc keeps for itself when it
-// is freed.
-constexpr size_t kReserveBytes = size_t{1} << 20;
 
 }  // namespace
 
@@ -37,7 +34,6 @@ ControlThread::~ControlThread() {
 
 mep_result_t ControlThread::start(const membership::View* joining, UniqueFd listener,
                                   std::shared_ptr<Gate> gate) {
-  reserve_ = std::make_unique<std::byte[]>(kReserveBytes);
   MEP_TRY(links_.open());
   make_membership(joining);
   joiners_.emplace(peers_, *membership_, links_, participants_, windows_, admissions_, view_);
@@ -98,10 +94,6 @@ void ControlThread::stop() {
   witness_.reset();
 }
 
-void ControlThread::post(std::function<void()> request) {
-  requests_.post(std::move(request), [this] { links_.ring(); });
-}
-
 bool ControlThread::call(FunctionRef<void()> request) {
   return requests_.call(request, [this] { links_.ring(); });
 }
@@ -122,19 +114,18 @@ bool ControlThread::call_or_throw(FunctionRef<void()> request) {
 void ControlThread::loop() {
   pthread_setname_np(pthread_self(), "mep-control");
   set_log_rank(static_cast<int>(peers_.self_slot()));
-  bool is_first = true;
-  bool is_last = false;
-  while (!is_last) {
-    // Acquire: see stop(). One more round, for what was posted before.
-    is_last = stopping_.load(std::memory_order_acquire);
-    try {
-      if (std::exchange(is_first, false)) first_round();
+  try {
+    first_round();
+    for (bool is_last = false; !is_last;) {
+      // Acquire: see stop(). One more round, for what was posted before.
+      is_last = stopping_.load(std::memory_order_acquire);
       round();
-    } catch (const std::bad_alloc&) {
-      run_out_of_memory();
     }
+  } catch (const std::bad_alloc&) {
+    end_for_memory();
   }
   if (metrics_.is_wanted()) metrics_.write(participants_, now_ns());
+  // Until here no caller goes on, so all participants are there.
   requests_.close();
 }
 
@@ -145,46 +136,46 @@ void ControlThread::first_round() {
 }
 
 void ControlThread::round() {
+  // Acquire: see run_out_of_memory().
+  if (is_out_of_memory_.load(std::memory_order_acquire)) throw std::bad_alloc();
   const bool at_once = std::exchange(again_, false) || stopping_.load(std::memory_order_relaxed);
   links_.wait(
       at_once ? 0 : wait_ms(), [this](uint32_t slot) { read_link(slot); },
       [this](uint32_t slot) { process_ended(slot); },
       [this](uint32_t slot) { change_->dying().note_thread_end(slot); });
   change_->dying().check(*membership_, [this](uint32_t slot) { process_ended(slot); });
-  links_.take_unread().each([this](uint32_t slot) { read_link(slot); });
-  requests_.run([this] { run_out_of_memory(); });
+  requests_.run();
   tick();
 }
 
-// Nothing in here may throw.
 void ControlThread::run_out_of_memory() {
-  again_ = true;
-  if (reserve_ == nullptr) return;
-  reserve_.reset();
+  // At once: no operation of this rank goes on.
+  end_.set(MEP_ERR_NO_MEMORY);
+  // Release: the thread sees the result.
+  is_out_of_memory_.store(true, std::memory_order_release);
+  links_.ring();
+}
+
+// Nothing in here may throw.
+void ControlThread::end_for_memory() {
   log(LogLevel::kError, "out of memory: this rank ends its part of the world");
   // No thread of this rank completes anything more; then the others are told.
   end_world(MEP_ERR_NO_MEMORY);
   try {
-    say_last_words();
+    membership_->on_exhausted();
+    for (const membership::Action& action : membership_->take_actions()) {
+      if (const auto* push = std::get_if<membership::PushRow>(&action)) act(*push);
+    }
+    links_.flush();
   } catch (const std::bad_alloc&) {
     // The end of the links says it, later.
   }
   joiners_->close_door();
-  change_->stop_draining();
   links_.end_all();
-}
-
-void ControlThread::say_last_words() {
-  membership_->on_exhausted();
-  for (const membership::Action& action : membership_->take_actions()) {
-    if (const auto* push = std::get_if<membership::PushRow>(&action)) act(*push);
-  }
-  links_.flush();
 }
 
 void ControlThread::tick() {
   serve_transports();
-  if (reserve_ == nullptr) return;
   membership_->tick(now_ns() / 1000);
   carry_out();
   joiners_->serve_door();
@@ -213,10 +204,9 @@ void ControlThread::tick() {
 }
 
 int ControlThread::wait_ms() const {
-  if (reserve_ == nullptr) return kMaxWaitMs;
-  // Somebody waits for memory, or for a user's thread of this rank to pass an operation: look again soon.
-  if (links_.has_unread() || leaving_->is_asked() || closings_->is_asked() ||
-      joiners_->is_knocked() || change_->is_draining() || change_->dying().any()) {
+  // Somebody waits for a user's thread of this rank to pass an operation: look again soon.
+  if (leaving_->is_asked() || closings_->is_asked() || joiners_->is_knocked() ||
+      change_->is_draining() || change_->dying().any()) {
     return 1;
   }
   const int cap_ms = joiners_->wait_ms(kMaxWaitMs);

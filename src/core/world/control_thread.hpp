@@ -5,20 +5,19 @@
 // calls. It blocks all signals, never waits for a user's thread except for the end of a copy
 // (Comm::PostingScope), and never touches user buffers.
 //
-// Memory may run out. All that can be put off or refused is: a frame stays in its link, a joiner is sent
-// away, a user's thread gets its request back as std::bad_alloc. An event that the membership state
-// machine or a comm has taken in by half cannot: then this rank ends its part of the world, with words
-// for which memory is kept, and its calls answer MEP_ERR_NO_MEMORY.
+// Where memory runs out, here or in an operation on another thread (run_out_of_memory), the thread ends: all calls
+// of this rank answer MEP_ERR_NO_MEMORY, and its links end.
 #pragma once
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "base/function_ref.hpp"
 #include "base/unique_fd.hpp"
@@ -63,12 +62,21 @@ class ControlThread {
                                    std::shared_ptr<Gate> gate);
   void stop();
 
-  // Any thread. Requests run on the control thread in their order; after stop() they are dropped.
-  void post(std::function<void()> request);
+  // Any thread. Requests run on the control thread in their order; once it has ended they are dropped.
+  template <typename Request>
+  void post(Request&& request) {
+    try {
+      requests_.post(std::forward<Request>(request), [this] { links_.ring(); });
+    } catch (const std::bad_alloc&) {
+      run_out_of_memory();
+    }
+  }
   // False: it did not run, or not to its end.
   bool call(FunctionRef<void()> request);
-  // For a request that leaves all as it was if it throws std::bad_alloc; this throws it on.
+  // Throws std::bad_alloc if the request does, which has left all as it was.
   bool call_or_throw(FunctionRef<void()> request);
+  // Any thread; takes no memory.
+  void run_out_of_memory();
 
   // --- On the control thread ---
   membership::Membership& membership() { return *membership_; }
@@ -90,8 +98,7 @@ class ControlThread {
   void loop();
   void first_round();
   void round();
-  void run_out_of_memory();
-  void say_last_words();
+  void end_for_memory();
   void tick();
   int wait_ms() const;
   // Every later call of this rank answers `result`.
@@ -146,8 +153,8 @@ class ControlThread {
   // Tells the loop to end; what it must not miss it finds by the event of requests.
   std::atomic<bool> stopping_{false};
   bool again_ = false;  // a round was cut short: begin the next at once
-  // Given back when memory runs out, for the last words; null from then on, when this rank has ended its part.
-  std::unique_ptr<std::byte[]> reserve_;
+  // Acquire, release: see run_out_of_memory().
+  std::atomic<bool> is_out_of_memory_{false};
 };
 
 }  // namespace mep

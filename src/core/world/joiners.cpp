@@ -1,7 +1,6 @@
 #include "core/world/joiners.hpp"
 
 #include <algorithm>
-#include <new>
 #include <string>
 #include <utility>
 
@@ -33,16 +32,12 @@ mep_result_t Joiners::open_door(const ResolvedConfig& config, UniqueFd listener,
 void Joiners::serve_door() {
   if (door_ == nullptr) return;
   std::vector<PeerLink> arrived;
-  try {
-    if (door_->progress(&arrived) != MEP_SUCCESS) {
-      log(LogLevel::kWarn, "the door for joiners: %s", last_error_text());
-    }
-    for (PeerLink& joiner : arrived) {
-      if (joiner.identity.slot >= peers_.count()) continue;
-      knocked_.push_back(std::move(joiner));
-    }
-  } catch (const std::bad_alloc&) {
-    log(LogLevel::kWarn, "no memory for a joiner; it is sent away");
+  if (door_->progress(&arrived) != MEP_SUCCESS) {
+    log(LogLevel::kWarn, "the door for joiners: %s", last_error_text());
+  }
+  for (PeerLink& joiner : arrived) {
+    if (joiner.identity.slot >= peers_.count()) continue;
+    knocked_.push_back(std::move(joiner));
   }
 }
 
@@ -83,15 +78,9 @@ void Joiners::connect(FunctionRef<void(uint32_t)> drop_link,
 bool Joiners::take_joiner(PeerLink* joiner, FunctionRef<void(uint32_t)> read_link) {
   const uint32_t slot = joiner->identity.slot;
   WorldPeer& peer = peers_.take_in(joiner);
-  try {
-    if (peers_.choose_transport(&peer, joiner->offer) != MEP_SUCCESS || !welcome(slot))
-      return false;
-    read_link(slot);
-    return true;
-  } catch (const std::bad_alloc&) {
-    (void)fail(MEP_ERR_NO_MEMORY, "there is no memory for it");
-    return false;
-  }
+  if (peers_.choose_transport(&peer, joiner->offer) != MEP_SUCCESS || !welcome(slot)) return false;
+  read_link(slot);
+  return true;
 }
 
 bool Joiners::welcome(uint32_t slot) {

@@ -56,7 +56,6 @@ class ViewChange {
   void drain();
   // Prepare waits for that.
   bool is_draining() const { return preparing_ != nullptr; }
-  void stop_draining() { preparing_.reset(); }
 
   // The decision is known.
   void commit();

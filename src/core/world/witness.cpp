@@ -155,17 +155,17 @@ void Witness::answer_once(State* state, std::unique_lock<std::mutex>* lock) {
 
 void Witness::run(const std::shared_ptr<State>& state) {
   std::unique_lock lock(state->mutex);
-  while (state->answer != nullptr) {
-    if (!state->asked) {
-      state->changed.wait(lock);
-      continue;
+  try {
+    while (state->answer != nullptr) {
+      if (state->asked) {
+        answer_once(state.get(), &lock);
+      } else {
+        state->changed.wait(lock);
+      }
     }
-    try {
-      answer_once(state.get(), &lock);
-    } catch (const std::bad_alloc&) {
-      if (!lock.owns_lock()) lock.lock();
-      state->changed.wait_for(lock, kTryAgain);
-    }
+  } catch (const std::bad_alloc&) {
+    if (!lock.owns_lock()) lock.lock();
+    log(LogLevel::kWarn, "out of memory: the witness is asked no more");
   }
   state->ended = true;
   state->changed.notify_all();

@@ -4,7 +4,6 @@
 
 #include <ctime>
 #include <mutex>
-#include <new>
 
 #include "base/fork_hold.hpp"
 #include "base/log.hpp"
@@ -139,6 +138,11 @@ void World::post(std::function<void()> request) {
 
 bool World::call(FunctionRef<void()> request) {
   return control_->call(request);
+}
+
+mep_result_t World::run_out_of_memory() {
+  control_->run_out_of_memory();
+  return end_.fail_as_ended();
 }
 
 CommMembers CommMembers::of(const membership::View& view, const std::vector<uint32_t>& slots) {

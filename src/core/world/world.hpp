@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <set>
 #include <vector>
 
@@ -87,6 +88,20 @@ class World : public std::enable_shared_from_this<World> {
   void post(std::function<void()> request);
   // Runs it there and waits; false: the control thread has ended.
   bool call(FunctionRef<void()> request);
+  // An operation cannot go on for want of memory: this rank's part of the world ends, which the others see as its
+  // loss. Takes no memory. Answers what calls answer from now on.
+  mep_result_t run_out_of_memory();
+  // Runs `body`, a part of an operation. False: memory ran out.
+  template <typename Body>
+  bool attempt(Body&& body) {
+    try {
+      body();
+      return true;
+    } catch (const std::bad_alloc&) {
+      (void)run_out_of_memory();
+      return false;
+    }
+  }
   // The client is under view changes from here on, its window (null: none) known to joiners. If one of
   // `slots` is not filled as `members` (null: anyhow) says it is MEP_ERR_PEER_FAILED and nothing is done.
   [[nodiscard]] mep_result_t begin_client(WorldParticipant* client, uint64_t epoch,

@@ -23,9 +23,9 @@ class WorldEnd {
   // Until LEFT was said, or the world has ended otherwise.
   void await_left(const Deadline& deadline);
 
-  // --- The control thread ---
-  // The first result stays.
+  // Any thread. The first result stays.
   void set(mep_result_t result);
+  // The control thread.
   void note_left();
 
  private:
