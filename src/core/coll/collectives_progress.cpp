@@ -8,7 +8,7 @@
 namespace mep {
 namespace {
 
-// How often a decision that could not be asked for is asked for again.
+// How often an overdue operation's decision is asked for again, since another change may begin it anew.
 constexpr uint64_t kAskAgainNs = 50'000'000;
 
 // The first operation of the queue, and how far it is.

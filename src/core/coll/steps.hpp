@@ -7,11 +7,7 @@
 
 namespace mep {
 
-// For want of memory an operation does not fail here alone while the others wait for it: what the step has
-// not done it does at the next look, until the deadline ends the operation for all. So each step leaves
-// what it has done in a state from which it can be done again.
 inline Step fail_step(Operation& operation, mep_result_t result) {
-  if (result == MEP_ERR_NO_MEMORY) return Step::kPending;
   operation.result = result;
   return Step::kFailed;
 }
@@ -84,18 +80,17 @@ inline Step enter_large(Collectives& comm, Operation& operation) {
 }
 
 // The others may wait for something of this rank that never comes: they see what it has called instead. Where
-// contributions go through leaders this is inside a PostingScope; `posted` follows there. False: there is no memory
-// for it now.
+// contributions go through leaders this is inside a PostingScope; `posted` follows there.
 template <typename Posted>
-bool show_call(Collectives& comm, const Operation& operation, Posted&& posted) {
+void show_call(Collectives& comm, const Operation& operation, Posted&& posted) {
   if (!comm.eager().through_leaders()) [[likely]] {
-    return comm.eager().show_call(operation) != MEP_ERR_NO_MEMORY;
+    (void)comm.eager().show_call(operation);
+    return;
   }
   const PostingScope posting = comm.posting();
-  if (!posting.allowed()) return true;  // the view change decides
-  if (comm.eager().show_call(operation) == MEP_ERR_NO_MEMORY) return false;
+  if (!posting.allowed()) return;  // the view change decides
+  (void)comm.eager().show_call(operation);
   posted();
-  return true;
 }
 
 // The operation has failed, but not ended: its text names what both ranks called, if the other tells it in time. This
@@ -103,13 +98,11 @@ bool show_call(Collectives& comm, const Operation& operation, Posted&& posted) {
 Step begin_mismatch(Collectives& comm, Operation& operation, uint32_t source);
 Step tell_mismatch(const Collectives& comm, Operation& operation);
 
-// A leader forwards what others wait for. Not again if there is no memory for it: more may have come meanwhile, and
-// who has the batch may be reading it.
+// A leader forwards what others wait for.
 inline Step mismatch_step(Collectives& comm, Operation& operation, uint32_t source) {
-  const bool is_shown = show_call(comm, operation, [&] {
+  show_call(comm, operation, [&] {
     if (comm.eager().acts_as_leader()) (void)comm.eager().relay_rest(operation);
   });
-  if (!is_shown) return Step::kPending;
   comm.eager().note_entered(source, operation.seq);
   return begin_mismatch(comm, operation, source);
 }
@@ -137,7 +130,7 @@ inline void show_long_wait(Collectives& comm, Operation& operation) {
   const uint64_t now = now_ns();
   if (operation.waits_since_ns == 0) operation.waits_since_ns = now;
   if (now - operation.waits_since_ns < kLongNs || !comm.eager().has_credit(operation.seq)) return;
-  (void)show_call(comm, operation, [] {});  // again at a later look
+  show_call(comm, operation, [] {});
 }
 
 // A rank's part of a small operation in which only the root gives. kDone: the root's contribution is here,

@@ -37,9 +37,8 @@ mep_result_t agree_on_step(Comm& comm, mep_result_t own, const char* what) {
 PassedReports::~PassedReports() {
   if (met_.empty()) return;
   const KeepErrorText kept;
-  (void)guarded([&]() -> mep_result_t {
+  (void)comm_.world().attempt([&] {
     for (const Reports::Report& report : met_) comm_.defer_report(report);
-    return MEP_SUCCESS;
   });
 }
 

@@ -2,7 +2,6 @@
 #include "core/comm/comm.hpp"
 
 #include <algorithm>
-#include <new>
 #include <utility>
 
 #include "base/log.hpp"
@@ -38,14 +37,8 @@ void Comm::defer_report(Reports::Report report) {
 }
 
 void Comm::remove_client(ViewParticipant* client) {
-  try {
-    std::vector<membership::ChannelState> channels = clients_.remove(client);
-    // Others may still be in the last operations of this client.
-    world().note_closed(std::move(channels), member_slots());
-  } catch (const std::bad_alloc&) {
-    // Destructors come here. Then a rank that leaves waits for nobody who is still in these operations.
-    log(LogLevel::kWarn, "comm %s: no memory to note what was closed", name().c_str());
-  }
+  // Others may still be in the last operations of this client. Destructors come here.
+  (void)world().attempt([&] { world().note_closed(clients_.remove(client), member_slots()); });
   if (!clients_.any()) personal_reports_.clear();
 }
 
@@ -66,12 +59,15 @@ void Comm::leave_pending() {
 
 Progress Comm::look() {
   MEP_TEST_DELAY_POINT("look");
-  Progress progress = collectives_.progress();
-  if (!messages_.has_pending()) return progress;
-  const Progress of_messages = messages_.progress();
-  progress.pending = progress.pending || of_messages.pending;
-  progress.advanced = progress.advanced || of_messages.advanced;
-  progress.deadline_ns = std::min(progress.deadline_ns, of_messages.deadline_ns);
+  Progress progress;
+  (void)world().attempt([&] {
+    progress = collectives_.progress();
+    if (!messages_.has_pending()) return;
+    const Progress of_messages = messages_.progress();
+    progress.pending = progress.pending || of_messages.pending;
+    progress.advanced = progress.advanced || of_messages.advanced;
+    progress.deadline_ns = std::min(progress.deadline_ns, of_messages.deadline_ns);
+  });
   return progress;
 }
 

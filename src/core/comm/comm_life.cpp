@@ -6,7 +6,6 @@
 // change can pass it by. So all that make it are in its first epoch or see the same change.
 #include <algorithm>
 
-#include "base/guarded.hpp"
 #include "base/hash.hpp"
 #include "base/status.hpp"
 #include "base/test_delay.hpp"
@@ -134,13 +133,11 @@ void Comm::close_after_changes() {
   const Deadline patience = Deadline::after_ms(std::min<uint64_t>(timeout_ms(), kAskMs));
   const uint64_t epoch = latest_view()->epoch;
   const bool is_unused = !channel.has_moved();
-  // Null: there was no memory to ask, so a change settles it.
   std::shared_ptr<std::atomic<bool>> held;
-  (void)guarded([&]() -> mep_result_t {
-    if (!opened_ || is_unused) return MEP_SUCCESS;
+  (void)world().attempt([&] {
+    if (!opened_ || is_unused) return;
     held = std::make_shared<std::atomic<bool>>(false);
     world().ask_held(this, channel.id(), channel.done(), held);
-    return MEP_SUCCESS;
   });
   // Acquire: pairs with the control thread that has counted the last answer.
   const auto may_go = [&] {
@@ -154,10 +151,8 @@ void Comm::close_after_changes() {
   while (opened_ && !limit.expired() && world().call([] {})) {
     const bool may = channel.wait(has_asked_change ? limit : patience, may_go);
     if (!may && !has_asked_change) {
-      has_asked_change = guarded([&]() -> mep_result_t {
-                           world().report_deadline(id(), channel.id(), epoch);
-                           return MEP_SUCCESS;
-                         }) == MEP_SUCCESS;
+      world().report_deadline(id(), channel.id(), epoch);
+      has_asked_change = true;
     }
     // Once more on the control thread, which begins the changes.
     if (may && world().remove_client_if(this, may_go)) opened_ = false;

@@ -140,11 +140,9 @@ Step EpBuffer::hard_failure(mep_result_t result) {
   return Step::kFailed;
 }
 
-// A peer that cannot be written to any more is the membership's business: its decision ends the wait. A
-// posting for which there was no memory is done again at the next look, until the deadline ends the operation for all.
+// A peer that cannot be written to any more is the membership's business: its decision ends the wait.
 Step EpBuffer::posting_failure(mep_result_t result) {
-  const bool waits = result == MEP_ERR_PEER_FAILED || result == MEP_ERR_NO_MEMORY;
-  return waits ? Step::kPending : hard_failure(result);
+  return result == MEP_ERR_PEER_FAILED ? Step::kPending : hard_failure(result);
 }
 
 mep_result_t EpBuffer::result_of_operation() const {

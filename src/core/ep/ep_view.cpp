@@ -113,11 +113,10 @@ void EpBuffer::end(EpOperation& operation, mep_result_t result) {
 // Nothing if the operation began after the others had stopped.
 EpBuffer::Arrived EpBuffer::take_arrived() {
   const std::lock_guard lock(engine_.mutex());
-  if (!arrived_.has_value()) arrived_ = Arrived{};
-  // Nothing fails from here on.
-  arrived_->words.resize(layout_.words(), 0);
-  arrived_->counts.resize(size_t{2} * shape_.ranks * shape_.row_groups, 0);
-  return std::move(*arrived_);
+  Arrived arrived = std::move(arrived_).value_or(Arrived{});
+  arrived.words.resize(layout_.words(), 0);
+  arrived.counts.resize(size_t{2} * shape_.ranks * shape_.row_groups, 0);
+  return arrived;
 }
 
 void EpBuffer::settle(EpOperation& operation, const Decision& decision) {

@@ -29,7 +29,7 @@ class CellRings {
 
   // --- Out ---
   bool has_room(uint32_t peer);
-  // With room; the header's part_bytes of payload. Without memory nothing was posted.
+  // With room; the header's part_bytes of payload.
   [[nodiscard]] mep_result_t post(uint32_t peer, const MessageHeader& header,
                                   const std::byte* payload);
   // The peer has taken all that was posted, as far as this rank knows.

@@ -1,6 +1,5 @@
 // The effects of a view change on messages.
 #include <algorithm>
-#include <new>
 #include <utility>
 
 #include "base/status.hpp"
@@ -26,20 +25,16 @@ std::shared_ptr<const CommChange> Messages::next_change() const {
 }
 
 // All that is installed, also while the next change is under way: a call that follows may know of it, by another
-// call of this comm. Done again at the next look where memory or a joiner's window is not there. Whether something
-// has changed.
+// call of this comm. Done again at the next look where a joiner's window is not there. Whether something has
+// changed.
 bool Messages::adopt() {
   const KeepErrorText kept;
   bool has_changed = false;
-  try {
-    while (const std::shared_ptr<const CommChange> change = next_change()) {
-      if (!adopt(*change)) break;
-      has_changed = true;
-      const std::lock_guard lock(changes_.mutex);
-      changes_.list.pop_front();
-    }
-  } catch (const std::bad_alloc&) {
-    // At the next look.
+  while (const std::shared_ptr<const CommChange> change = next_change()) {
+    if (!adopt(*change)) break;
+    has_changed = true;
+    const std::lock_guard lock(changes_.mutex);
+    changes_.list.pop_front();
   }
   return has_changed;
 }

@@ -1,7 +1,6 @@
 // Cells that came from a peer, and which receive takes a message.
 #include <algorithm>
 #include <cstring>
-#include <new>
 #include <utility>
 
 #include "base/status.hpp"
@@ -15,25 +14,20 @@ using State = MessageOperation::State;
 
 // --- Cells ----------------------------------------------------------------------------------------
 
-// Without memory for a message that nobody has called for yet it stays where it is, and those behind it.
 bool Messages::take_from(uint32_t peer) {
   bool moved = false;
   MessageHeader header;
-  try {
-    for (uint32_t taken = 0; rings_.look(peer, &header); ++taken) {
-      if (taken == kCellsInTurn) {
-        is_cut_ = true;
-        break;
-      }
-      MEP_TEST_DELAY_POINT("message cell");
-      take_cell(peer, header);
-      rings_.take(peer);
-      moved = true;
+  for (uint32_t taken = 0; rings_.look(peer, &header); ++taken) {
+    if (taken == kCellsInTurn) {
+      is_cut_ = true;
+      break;
     }
-    if (moved && !rings_.has_landed(peer)) may_be_asked_ = true;
-  } catch (const std::bad_alloc&) {
-    return moved;
+    MEP_TEST_DELAY_POINT("message cell");
+    take_cell(peer, header);
+    rings_.take(peer);
+    moved = true;
   }
+  if (moved && !rings_.has_landed(peer)) may_be_asked_ = true;
   return moved;
 }
 

@@ -1,6 +1,5 @@
 // Writes to peers, a cell at a time.
 #include <algorithm>
-#include <new>
 
 #include "base/test_delay.hpp"
 #include "core/message/messages.hpp"
@@ -33,13 +32,13 @@ bool Messages::post_at_once(MessageOperation* operation) {
     return false;
   }
   if (comm_.world().terminal_result() != MEP_SUCCESS || !rings_.has_room(rank)) return false;
-  try {
+  bool is_posted = false;
+  (void)comm_.world().attempt([&] {
     const PostingScope scope = channel_.posting(epoch_);
     MEP_TEST_DELAY_POINT("message post");
-    if (!scope.allowed() || !post_eager(rank, *operation)) return false;
-  } catch (const std::bad_alloc&) {
-    return false;
-  }
+    is_posted = scope.allowed() && post_eager(rank, *operation);
+  });
+  if (!is_posted) return false;
   MEP_TEST_DELAY_POINT("message ends");
   operation->state = State::kEnded;
   operation->result = MEP_SUCCESS;
@@ -52,7 +51,7 @@ bool Messages::post_all() {
   bool is_left = false;
   for (uint32_t peer = 0; peer < peers_.size(); ++peer) {
     if (peers_[peer].incarnation == 0 || !owes_posts(peer)) continue;
-    moved = post_to(peer) || moved;
+    (void)comm_.world().attempt([&] { moved = post_to(peer) || moved; });
     is_left = is_left || owes_posts(peer);
   }
   may_post_ = is_left;
@@ -64,18 +63,14 @@ bool Messages::post_to(uint32_t peer) {
   const PostingScope scope = channel_.posting(epoch_);
   bool moved = false;
   if (rings_.owes_taken(peer) && scope.allowed()) moved = rings_.tell_taken(peer) == MEP_SUCCESS;
-  try {
-    for (uint32_t posted = 0; rings_.has_room(peer) && scope.allowed(); ++posted) {
-      if (posted == kCellsInTurn) {
-        is_cut_ = true;
-        break;
-      }
-      MEP_TEST_DELAY_POINT("message post");
-      if (!post_next(peer)) break;
-      moved = true;
+  for (uint32_t posted = 0; rings_.has_room(peer) && scope.allowed(); ++posted) {
+    if (posted == kCellsInTurn) {
+      is_cut_ = true;
+      break;
     }
-  } catch (const std::bad_alloc&) {
-    return moved;  // posted at a later look
+    MEP_TEST_DELAY_POINT("message post");
+    if (!post_next(peer)) break;
+    moved = true;
   }
   return moved;
 }
@@ -150,8 +145,6 @@ bool Messages::post_waiting(uint32_t rank) {
     end(operation, MEP_SUCCESS, "");
     return true;
   }
-  // For all that may be withdrawn, which must not need memory.
-  peer.verdicts.reserve(peer.verdicts.size() + peer.known_sends + 1);
   MessageHeader header = header_of(*operation, CellKind::kRequest);
   MessageMemory memory;
   operation->is_offered = offer_memory(*operation, &memory);

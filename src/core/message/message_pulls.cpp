@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <new>
 
 #include "base/peer_memory.hpp"
 #include "base/test_delay.hpp"
@@ -53,10 +52,8 @@ bool Messages::was_pulled(MessageOperation* operation) {
 }
 
 void Messages::end_pulled(MessageOperation* operation, uint64_t receiver) {
-  // There is room, see post_waiting().
   Peer& peer = peers_[static_cast<uint32_t>(operation->peer)];
-  peer.verdicts.push_back({CellKind::kConfirmed, operation->number, receiver});
-  may_post_ = true;
+  owe(&peer.verdicts, {CellKind::kConfirmed, operation->number, receiver});
   end(operation, MEP_SUCCESS, "");
 }
 
@@ -76,11 +73,6 @@ bool Messages::begin_reading(MessageOperation* operation, const MessageHeader& h
   Peer& peer = peers_[rank];
   const bool is_own = rank == comm_.rank();
   if (!is_own && (header.part_bytes != sizeof operation->memory || !reads(rank))) return false;
-  try {
-    peer.dropped.reserve(peer.dropped.size() + peer.reading + peer.owed_answers + 1);
-  } catch (const std::bad_alloc&) {
-    return false;
-  }
   if (!is_own) std::memcpy(&operation->memory, data, sizeof operation->memory);
   operation->pull = Pull::kReading;
   ++peer.reading;

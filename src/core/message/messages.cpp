@@ -141,10 +141,7 @@ void Messages::end(MessageOperation* operation, mep_result_t result, const char*
   list_of(*operation).remove(operation);
   if (is_known_send(*operation)) --peers_[static_cast<uint32_t>(operation->peer)].known_sends;
   if (owes_pulled(*operation)) {
-    // There is room, see begin_reading().
-    peers_[static_cast<uint32_t>(operation->message.source)].dropped.push_back(
-        operation->peer_number);
-    may_post_ = true;
+    owe(&peers_[static_cast<uint32_t>(operation->message.source)].dropped, operation->peer_number);
   }
   stop_reading(operation);
   forget_answer(operation);
@@ -162,10 +159,8 @@ void Messages::end(MessageOperation* operation, mep_result_t result, const char*
 void Messages::end_early(MessageOperation* operation, mep_result_t result, const char* text) {
   if (is_known_send(*operation)) {
     if (was_pulled(operation)) return;
-    // There is room, see post_waiting().
     Peer& peer = peers_[static_cast<uint32_t>(operation->peer)];
-    peer.verdicts.push_back({CellKind::kGone, operation->number, 0});
-    may_post_ = true;
+    owe(&peer.verdicts, {CellKind::kGone, operation->number, 0});
   }
   end(operation, result, text);
 }
@@ -268,13 +263,15 @@ bool Messages::take_turn() {
 
 bool Messages::step() {
   bool moved = false;
-  if (!channel_.undisturbed(epoch_)) [[unlikely]]
-    moved = adopt();
-  for (uint32_t turn = 0; turn < kTurns; ++turn) {
-    moved = take_turn() || moved;
-    if (!is_cut_) [[likely]]
-      break;
-  }
+  (void)comm_.world().attempt([&] {
+    if (!channel_.undisturbed(epoch_)) [[unlikely]]
+      moved = adopt();
+    for (uint32_t turn = 0; turn < kTurns; ++turn) {
+      moved = take_turn() || moved;
+      if (!is_cut_) [[likely]]
+        break;
+    }
+  });
   // A wait comes back at once.
   if (reading_.messages != 0) doorbell_ring_sleepers(comm_.world().doorbell());
   if (pending_ != 0 && comm_.world().terminal_result() != MEP_SUCCESS) [[unlikely]] {

@@ -32,6 +32,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "core/message/cell_rings.hpp"
@@ -138,9 +139,8 @@ class Messages : public SideProgress {
     uint32_t owed_answers = 0;
     uint32_t reading = 0;    // of these, messages that are being read
     bool is_barred = false;  // the system does not let this rank read its memory
-    // Has room for all known sends.
     std::vector<Verdict> verdicts;
-    // Numbers of its sends whose receives have ended before all was read. Has room for all that are read.
+    // Numbers of its sends whose receives have ended before all was read.
     std::vector<uint64_t> dropped;
     uint32_t known_sends = 0;  // announced or moving
     bool owes_leaving = false;
@@ -165,6 +165,12 @@ class Messages : public SideProgress {
   void move_to(MessageOperation* operation, MessageOperation::State state);
   static bool is_known_send(const MessageOperation& operation) {
     return operation.is_send && operation.state != MessageOperation::State::kWaiting;
+  }
+  // Notes something that a peer is to be told.
+  template <typename Item>
+  void owe(std::vector<Item>* list, const std::type_identity_t<Item>& item) {
+    (void)comm_.world().attempt([&] { list->push_back(item); });
+    may_post_ = true;
   }
   void owe_answer(MessageOperation* operation);
   void forget_answer(MessageOperation* operation);

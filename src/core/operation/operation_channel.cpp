@@ -29,12 +29,8 @@ mep_result_t OperationChannel::await_changes(const Deadline& deadline) const {
 
 void OperationChannel::ask_decision(uint64_t epoch, uint64_t seq) {
   if (asked_seq_ >= seq) return;
-  try {
-    comm_.world().report_deadline(comm_.id(), word_.id(), epoch);
-    asked_seq_ = seq;
-  } catch (const std::bad_alloc&) {
-    // Asked again at the next look.
-  }
+  comm_.world().report_deadline(comm_.id(), word_.id(), epoch);
+  asked_seq_ = seq;
 }
 
 mep_result_t OperationChannel::fail_without_decision(uint64_t seq) const {

@@ -74,7 +74,7 @@ class OperationChannel {
     return wait_until(comm_.world().wait_policy(), comm_.world().doorbell(), deadline, look);
   }
   // The operation's time is over. The consequence is decided for all: a view change fixes which operations are
-  // complete. Asked for once, also if there is no memory for it at the first time.
+  // complete. Asked for once.
   void ask_decision(uint64_t epoch, uint64_t seq);
   // Asks for the decision and looks until it has ended the operation. Another change may come first. False:
   // none has come, which is a bug. The operation may get another number meanwhile.
@@ -91,8 +91,7 @@ class OperationChannel {
   // The oldest that is not adopted, or that of the operations of an epoch; null: there is none.
   std::shared_ptr<const Decision> next_decision() const;
   std::shared_ptr<const Decision> decision_of(uint64_t epoch) const;
-  // Goes on where the oldest one says. `restart` is called before, under the lock; the view is adopted last,
-  // so that all is done again if there is no memory for it.
+  // Goes on where the oldest one says. `restart` is called before, under the lock.
   template <typename Restart>
   void adopt(const Decision& decision, Restart&& restart) {
     const std::lock_guard lock(mutex_);

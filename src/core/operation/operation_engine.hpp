@@ -58,8 +58,10 @@ class OperationEngine : public OperationChannel {
     if (is_undisturbed()) [[likely]] {
       give_number(operation);
     } else {
-      MEP_TRY(settle_changes());
-      MEP_TRY(place(operation));
+      MEP_TRY(with_memory([&]() -> mep_result_t {
+        MEP_TRY(settle_changes());
+        return place(operation);
+      }));
     }
     if (!operation->finished) push_back(operation);
     return MEP_SUCCESS;
@@ -68,8 +70,10 @@ class OperationEngine : public OperationChannel {
   [[nodiscard]] mep_result_t catch_up() {
     if (is_undisturbed()) [[likely]]
       return MEP_SUCCESS;
-    MEP_TRY(settle_changes());
-    return adopt_all();
+    return with_memory([&]() -> mep_result_t {
+      MEP_TRY(settle_changes());
+      return adopt_all();
+    });
   }
   void give_number(Op* operation) {
     operation->epoch = adopted().epoch;
@@ -78,8 +82,8 @@ class OperationEngine : public OperationChannel {
   }
 
   // --- Driving ---
-  // One look: a step, or what has become of the operation. A step that lacked memory is done again at the next look,
-  // until the operation's deadline settles it for all.
+  // One look: a step, or what has become of the operation. Where memory runs out the operation ends, and with it this
+  // rank's part of the world, for the others need what it would have given.
   template <typename StepFunction>
   bool look(Op* operation, StepFunction&& step) {
     try {
@@ -87,7 +91,8 @@ class OperationEngine : public OperationChannel {
         return step();
       return settle(operation);
     } catch (const std::bad_alloc&) {
-      return false;
+      client_.end(*operation, comm().world().run_out_of_memory());
+      return true;
     }
   }
   // The channel was frozen, or is in a later epoch than the operation. True: it has ended.
@@ -143,6 +148,13 @@ class OperationEngine : public OperationChannel {
  private:
   static constexpr bool kIsPersonal = Client::kClass == OperationClass::kPersonal;
 
+  template <typename Body>
+  mep_result_t with_memory(Body&& body) {
+    mep_result_t result = MEP_SUCCESS;
+    const bool had_memory = comm().world().attempt([&] { result = body(); });
+    return had_memory ? result : comm().check_world();
+  }
+
   // Before a call of a changed view: what is queued is answered, and no change is under way any more.
   mep_result_t settle_changes() {
     const Deadline deadline = comm().change_deadline();
@@ -186,7 +198,7 @@ class OperationEngine : public OperationChannel {
       return true;
     }
     if (kIsPersonal || operation->epoch == adopted().epoch) return false;  // still deciding
-    replace_queue();  // goes on where memory was not there for it
+    replace_queue();
     return operation->finished;
   }
 

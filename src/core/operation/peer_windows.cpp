@@ -1,7 +1,6 @@
 #include "core/operation/peer_windows.hpp"
 
 #include <algorithm>
-#include <new>
 
 #include "base/log.hpp"
 #include "base/status.hpp"
@@ -54,13 +53,7 @@ mep_result_t PeerWindows::reach_joiners(const CommView& view, const Deadline& de
     // Gone again: this view has a successor, for which the channel is frozen by now, so nothing is posted to
     // it.
     if (comm_.world().view().snapshot().incarnation(comm_.slots()[rank]) != incarnation) continue;
-    mep_result_t taken = MEP_ERR_NO_MEMORY;
-    try {
-      taken = take(rank, incarnation, deadline, what != nullptr);
-    } catch (const std::bad_alloc&) {
-      if (what == nullptr) throw;
-      (void)fail(taken, "there is no memory for its windows");
-    }
+    const mep_result_t taken = take(rank, incarnation, deadline, what != nullptr);
     if (taken != MEP_SUCCESS && what == nullptr) return taken;
     if (taken != MEP_SUCCESS) {
       log(LogLevel::kWarn, "rank %u does not take part in %s: %s", rank, what, last_error_text());

@@ -3,7 +3,6 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <new>
 
 #include "base/library_thread.hpp"
 #include "base/status.hpp"
@@ -148,11 +147,7 @@ bool ProgressThread::look_at(size_t index, Progress* progress) {
     }
     looked_at_ = client;
   }
-  try {
-    *progress = client->look();
-  } catch (const std::bad_alloc&) {
-    // Done again at the next look.
-  }
+  *progress = client->look();
   {
     const std::lock_guard lock(mutex_);
     if (!progress->pending) {

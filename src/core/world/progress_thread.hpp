@@ -43,6 +43,7 @@ class ProgressClient {
   virtual bool enter_look() = 0;
   // The same, and nobody is told that this look was turned away.
   virtual bool try_look() = 0;
+  // Does not throw.
   virtual Progress look() = 0;
   virtual void leave_look() = 0;
 
