@@ -60,7 +60,7 @@ class Endpoint {
   //   kWouldBlock               the queue is full: make progress, then call again with the same batch
   //   MEP_ERR_INVALID_ARGUMENT  [next] names no such peer, window or place; nothing of it was posted
   //   MEP_ERR_PEER_FAILED       the peer is lost, given up or fenced out; what was posted may not arrive
-  //   MEP_ERR_NO_MEMORY         nothing of [next] was posted
+  // Throws std::bad_alloc; the peer may then have lost what was posted.
   [[nodiscard]] virtual mep_result_t post(uint32_t slot, Batch* batch) = 0;
 
   // Counts of one peer; says nothing about the target. Any thread; never waits. `is_urgent`: the caller
@@ -71,8 +71,7 @@ class Endpoint {
   // Moves what can be moved without waiting, in both directions, for all peers; true: something happened.
   // `before_sleep`: the caller is about to sleep on the endpoint's descriptor; from here on whatever comes
   // makes it readable, and the caller looks at its words once more before it sleeps. Any thread, several at
-  // once. Drain::take_failure() tells what is wrong with a peer. May throw std::bad_alloc: a later
-  // call does what was not done.
+  // once. Drain::take_failure() tells what is wrong with a peer. Does not throw.
   virtual bool progress(bool before_sleep) = 0;
 
   // Memory of the caller that puts will often read; a hint, and nothing where traits().needs_registration is

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <new>
 
 #include "base/status.hpp"
 #include "base/system_error.hpp"
@@ -56,25 +55,13 @@ mep_result_t TransportWait::add(Transport* transport, Doorbell* doorbell) {
 bool TransportWait::progress() {
   bool any = false;
   const uint32_t transports = count();
-  for (uint32_t i = 0; i < transports; ++i) {
-    try {
-      any = transports_[i]->progress(false) || any;
-    } catch (const std::bad_alloc&) {
-      // Goes on with the next look.
-    }
-  }
+  for (uint32_t i = 0; i < transports; ++i) any = transports_[i]->progress(false) || any;
   return any;
 }
 
 void TransportWait::announce() {
   const uint32_t transports = count();
-  for (uint32_t i = 0; i < transports; ++i) {
-    try {
-      (void)transports_[i]->progress(true);
-    } catch (const std::bad_alloc&) {
-      // It may have slept through what came: a sleep is bounded.
-    }
-  }
+  for (uint32_t i = 0; i < transports; ++i) (void)transports_[i]->progress(true);
   const std::lock_guard lock(mutex_);
   ++announced_;
 }

@@ -11,8 +11,13 @@ Executed TransportExecutor::post(const Posting& posting) {
     posting_ = posting;
     batch_ = Batch{{&posting_, 1}};
   }
-  const mep_result_t result = transport_->post(slot_, &batch_);
-  if (result == kWouldBlock || result == MEP_ERR_NO_MEMORY) return Executed::kLater;
+  mep_result_t result = MEP_ERR_PEER_FAILED;
+  try {
+    result = transport_->post(slot_, &batch_);
+  } catch (const std::bad_alloc&) {
+    // The connection is lost.
+  }
+  if (result == kWouldBlock) return Executed::kLater;
   batch_ = Batch{};
   if (result == MEP_SUCCESS) return Executed::kDone;
   return result == MEP_ERR_PEER_FAILED ? Executed::kLost : Executed::kRefused;
@@ -45,11 +50,7 @@ bool TransportExecutor::counts(Counts* out) {
 }
 
 void TransportExecutor::progress() {
-  try {
-    (void)transport_->progress(false);
-  } catch (const std::bad_alloc&) {
-    // A later call does what was not done.
-  }
+  (void)transport_->progress(false);
 }
 
 }  // namespace mep::gpu_queue

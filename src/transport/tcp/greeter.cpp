@@ -278,19 +278,11 @@ void Greeter::prepare_socket(int socket) const {
 
 // --- The greeting ---------------------------------------------------------------------------------
 
-// Its peer counts the connection as made, so it is not given up for want of memory at once.
-bool Greeter::take_over(HalfOpen* connection, const Connected& connected) {
-  if (connection->stage != Stage::kGreeted) {
-    connection->stage = Stage::kGreeted;
-    connection->until_ns = now_ns() + kGreetingNs;
-    epoll_ctl(epoll_, EPOLL_CTL_DEL, connection->socket.get(), nullptr);
-    prepare_socket(connection->socket.get());
-  }
-  if (!connected(connection->peer, &connection->socket, connection->hello, connection->challenge)) {
-    return false;
-  }
+void Greeter::take_over(HalfOpen* connection, const Connected& connected) {
+  epoll_ctl(epoll_, EPOLL_CTL_DEL, connection->socket.get(), nullptr);
+  prepare_socket(connection->socket.get());
+  connected(connection->peer, &connection->socket, connection->hello, connection->challenge);
   missing_.erase(connection->peer);
-  return true;
 }
 
 void Greeter::advance(const Connected& connected) {
@@ -304,14 +296,7 @@ void Greeter::advance(const Connected& connected) {
       ++each;
       continue;
     }
-    if (outcome == Outcome::kConnected && !take_over(&*each, connected)) {
-      const bool is_over = now >= each->until_ns;
-      if (!is_over) {
-        ++each;
-        continue;
-      }
-      outcome = Outcome::kDrop;
-    }
+    if (outcome == Outcome::kConnected) take_over(&*each, connected);
     const HalfOpen done = std::move(*each);
     each = half_open_.erase(each);
     if (outcome == Outcome::kDrop) note_failed(done, now);
@@ -356,8 +341,6 @@ Greeter::Outcome Greeter::advance_one(HalfOpen* connection) {
       case Stage::kAwaitProof:
         outcome = check_proof(connection);
         break;
-      case Stage::kGreeted:
-        return Outcome::kConnected;
     }
     if (outcome != Outcome::kWait || connection->stage == before) return outcome;
   }

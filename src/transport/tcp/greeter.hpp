@@ -49,23 +49,16 @@ class Greeter {
   // no difference.
   void want(TcpPeer* peer, std::span<const Address> addresses);
   void remove(const TcpPeer* peer);
-  // Takes over each peer whose connection is made, with its socket. False: try again later.
-  using Connected = std::function<bool(TcpPeer*, UniqueFd*, const Hello&, const Challenge&)>;
-  // Does what can be done now. After std::bad_alloc it goes on with the next call.
+  // Takes over each peer whose connection is made, with its socket.
+  using Connected = std::function<void(TcpPeer*, UniqueFd*, const Hello&, const Challenge&)>;
+  // Does what can be done now.
   void advance(const Connected& connected);
   // Whether time alone can change something.
   bool needs_time() const;
   size_t half_open() const { return half_open_.size(); }
 
  private:
-  enum class Stage : uint8_t {
-    kConnecting,
-    kAwaitHello,
-    kAwaitPeer,
-    kAwaitChallenge,
-    kAwaitProof,
-    kGreeted  // nothing is missing but room for it in this process
-  };
+  enum class Stage : uint8_t { kConnecting, kAwaitHello, kAwaitPeer, kAwaitChallenge, kAwaitProof };
   enum class Outcome : uint8_t { kWait, kConnected, kDrop };
   // A connection whose greeting is not over.
   struct HalfOpen {
@@ -95,7 +88,7 @@ class Greeter {
   void accept_all(uint64_t now);
   bool accept_one(const UniqueFd& listener, uint64_t now);
   void close_for_a_while(int error, uint64_t now);
-  bool take_over(HalfOpen* connection, const Connected& connected);
+  void take_over(HalfOpen* connection, const Connected& connected);
   void start_attempts(uint64_t now);
   void start_attempt(TcpPeer* peer, Attempt* attempt, uint64_t now);
   [[nodiscard]] bool bind_source(int socket, const Address& target) const;

@@ -5,22 +5,16 @@
 
 namespace mep::tcp {
 
-const OutQueue::Piece* OutQueue::last_in_chunk() const {
-  const auto found = std::find_if(pieces_.rbegin(), pieces_.rend(),
-                                  [](const Piece& piece) { return piece.in_chunk; });
-  return found == pieces_.rend() ? nullptr : &*found;
-}
-
 // The chunk that was written to until now is free when its last piece is sent; if it has none, it begins
 // anew.
 void OutQueue::open_chunk() {
-  Piece* const last = last_in_chunk();
-  const bool is_used = !chunks_.empty() && last != nullptr && !last->ends_chunk;
+  const auto last = std::find_if(pieces_.rbegin(), pieces_.rend(),
+                                 [](const Piece& piece) { return piece.in_chunk; });
+  const bool is_used = last != pieces_.rend() && !last->ends_chunk;
+  if (is_used) last->ends_chunk = true;
   if (is_used || chunks_.empty()) {
     if (spare_ == nullptr) spare_ = std::make_unique<std::byte[]>(kChunkBytes);
-    chunks_.emplace_back();
-    chunks_.back() = std::move(spare_);
-    if (is_used) last->ends_chunk = true;
+    chunks_.push_back(std::move(spare_));
   }
   used_ = 0;
 }
@@ -37,28 +31,6 @@ std::byte* OutQueue::extend(size_t bytes) {
   used_ += bytes;
   bytes_ += bytes;
   return place;
-}
-
-OutQueue::Mark OutQueue::mark() const {
-  const Piece* const in_chunk = last_in_chunk();
-  return {pieces_.size(),
-          pieces_.empty() ? 0 : pieces_.back().bytes,
-          in_chunk != nullptr && in_chunk->ends_chunk,
-          chunks_.size(),
-          used_,
-          bytes_};
-}
-
-void OutQueue::undo(const Mark& mark) {
-  while (pieces_.size() > mark.pieces) pieces_.pop_back();
-  if (!pieces_.empty()) pieces_.back().bytes = mark.last_bytes;
-  if (Piece* const in_chunk = last_in_chunk()) in_chunk->ends_chunk = mark.chunk_ended;
-  while (chunks_.size() > mark.chunks) {
-    spare_ = std::move(chunks_.back());
-    chunks_.pop_back();
-  }
-  used_ = mark.used;
-  bytes_ = mark.bytes;
 }
 
 void OutQueue::append_external(const std::byte* data, size_t bytes, uint64_t number) {

@@ -19,20 +19,8 @@ class OutQueue {
   void append_external(const std::byte* data, size_t bytes, uint64_t number);
   // The number of the first that still has to stay readable; 0: none.
   uint64_t first_external() const;
-  // Copies all that is external; if it throws std::bad_alloc, some still is.
+  // Copies all that is external.
   void own_all();
-  // A step that throws std::bad_alloc changes nothing by itself; of several steps that belong together, undo() takes
-  // back those that were done since mark(), if nothing was consumed meanwhile.
-  struct Mark {
-    size_t pieces;
-    size_t last_bytes;
-    bool chunk_ended;  // by the last piece that lies in a chunk
-    size_t chunks;
-    size_t used;
-    size_t bytes;
-  };
-  Mark mark() const;
-  void undo(const Mark& mark);
   void clear();
 
   bool empty() const { return bytes_ == 0; }
@@ -56,11 +44,6 @@ class OutQueue {
     bool ends_chunk;  // the front chunk is free once this piece is sent
   };
 
-  // The last piece that lies in a chunk; null: none.
-  const Piece* last_in_chunk() const;
-  Piece* last_in_chunk() {
-    return const_cast<Piece*>(static_cast<const OutQueue*>(this)->last_in_chunk());
-  }
   void open_chunk();
 
   std::deque<Piece> pieces_;

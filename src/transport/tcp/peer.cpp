@@ -26,6 +26,7 @@ constexpr size_t kSealedBytes = size_t{256} << 10;
 constexpr int kMaxPieces = 64;
 static_assert(kCopyBytes + kFrameHeaderBytes <= OutQueue::kMaxCopyBytes);
 
+constexpr const char* kNoMemory = "there is no memory for what waits to be sent to it";
 constexpr size_t kRecordOverhead = kRecordHeaderBytes + kRecordTagBytes;
 
 bool is_retry(int error) {
@@ -178,16 +179,14 @@ void TcpPeer::give_up() {
 
 // --- Sending --------------------------------------------------------------------------------------
 
-// All that `queue` queues, or nothing. Under out_mutex_.
+// Under out_mutex_. Without memory for it the peer would miss something: it gets nothing more.
 template <typename Queue>
-mep_result_t TcpPeer::queue_whole(Queue&& queue) {
-  const OutQueue::Mark mark = queue_.mark();
+void TcpPeer::queue_whole(Queue&& queue) {
   try {
     queue();
-    return MEP_SUCCESS;
   } catch (const std::bad_alloc&) {
-    queue_.undo(mark);
-    return fail(MEP_ERR_NO_MEMORY, "no memory for what is to be sent to slot %u", identity_.slot);
+    fail_sending(kNoMemory);
+    throw;
   }
 }
 
@@ -223,8 +222,7 @@ mep_result_t TcpPeer::put(uint64_t token, uint64_t offset, const void* local, si
   const std::lock_guard lock(out_mutex_);
   MEP_TRY(check_up());
   MEP_TRY(check_room());
-  MEP_TRY(
-      queue_whole([&] { queue_put(token, offset, static_cast<const std::byte*>(local), bytes); }));
+  queue_whole([&] { queue_put(token, offset, static_cast<const std::byte*>(local), bytes); });
   ++posted_;
   // A test may stop or kill this process with a part of the put sent.
   if (failpoints_armed.load(std::memory_order_relaxed)) [[unlikely]] {
@@ -240,7 +238,7 @@ mep_result_t TcpPeer::signal(uint64_t token, uint64_t offset, uint64_t word, boo
   MEP_TRY(check_up());
   MEP_TRY(check_room());
   const DataFrame frame{FrameKind::kSignal, wake, sizeof word, token, offset, word};
-  MEP_TRY(queue_whole([&] { encode_frame(frame, queue_.extend(kSignalBytes)); }));
+  queue_whole([&] { encode_frame(frame, queue_.extend(kSignalBytes)); });
   ++posted_;
   send_queued();
   return MEP_SUCCESS;
@@ -248,14 +246,12 @@ mep_result_t TcpPeer::signal(uint64_t token, uint64_t offset, uint64_t word, boo
 
 bool TcpPeer::quiesced(uint64_t number) {
   const std::lock_guard lock(out_mutex_);
-  // One that is lost is sent none, and its own does not come either; without memory the next call sends it.
+  // One that is lost is sent none, and its own does not come either.
   if (sent_mark_ < number && check_up() == MEP_SUCCESS) {
     const DataFrame frame{FrameKind::kMark, false, 0, 0, number, 0};
-    if (queue_whole([&] { encode_frame(frame, queue_.extend(kFrameHeaderBytes)); }) ==
-        MEP_SUCCESS) {
-      sent_mark_ = number;
-      send_queued();
-    }
+    queue_whole([&] { encode_frame(frame, queue_.extend(kFrameHeaderBytes)); });
+    sent_mark_ = number;
+    send_queued();
   }
   if (state() == State::kConnecting) {
     let_in_from_.store(number, std::memory_order_relaxed);
@@ -271,8 +267,8 @@ Completion TcpPeer::completion(bool is_urgent) {
     try {
       queue_.own_all();
     } catch (const std::bad_alloc&) {
-      // The caller's memory must not be read any more, and what is missing the peer would miss.
-      fail_sending("there is no memory for what waits to be sent to it");
+      // The caller's memory must not be read any more. Destructors come here.
+      fail_sending(kNoMemory);
     }
   }
   const uint64_t first = queue_.first_external();

@@ -49,7 +49,7 @@ class WindowExports {
 class PeerEvents {
  public:
   virtual ~PeerEvents() = default;
-  // Its take_failure() says why. Needs no memory, like the two below.
+  // Its take_failure() says why.
   virtual void peer_failed() = 0;
   // The socket has no room (`again`: still none): ask to be told when it has. Then, that nothing is
   // left to send.
@@ -90,15 +90,13 @@ class TcpPeer {
   std::unordered_map<uint64_t, Import>& imports() { return imports_; }
   const std::unordered_map<uint64_t, Import>& imports() const { return imports_; }
 
-  // The greeting is over: takes the socket. False: it was given up meanwhile. Throws std::bad_alloc
-  // before anything has happened.
+  // The greeting is over: takes the socket. False: it was given up meanwhile.
   bool establish(UniqueFd* socket, const Hello& hello, const Challenge& challenge);
   void fail_connecting(std::string reason);
   // Once after each failure.
   bool take_failure(PeerFailure* out);
 
-  // Frames on their way. MEP_ERR_PEER_FAILED: the peer is not reached any more; MEP_ERR_NO_MEMORY and
-  // kWouldBlock: nothing was queued.
+  // Frames on their way. MEP_ERR_PEER_FAILED: the peer is not reached any more; kWouldBlock: nothing was queued.
   [[nodiscard]] mep_result_t put(uint64_t token, uint64_t offset, const void* local, size_t bytes);
   [[nodiscard]] mep_result_t signal(uint64_t token, uint64_t offset, uint64_t word, bool wake);
   // Urgent: nothing of the caller's memory is needed any more.
@@ -122,7 +120,7 @@ class TcpPeer {
   void seal_queued();
   void queue_put(uint64_t token, uint64_t offset, const std::byte* from, size_t bytes);
   template <typename Queue>
-  [[nodiscard]] mep_result_t queue_whole(Queue&& queue);
+  void queue_whole(Queue&& queue);
   void forget_queued();
   void fail_sending(const char* reason, int error = 0);
   void fail_receiving(const char* reason, int error = 0);

@@ -137,22 +137,16 @@ mep_result_t TcpTransport::find_peer(uint32_t slot, TcpPeer** out) const {
   return fail(MEP_ERR_INVALID_ARGUMENT, "slot %u is no peer of tcp", slot);
 }
 
-// False: there is no memory for it now.
-bool TcpTransport::connect_peer(TcpPeer* peer, UniqueFd* socket, const Hello& hello,
+void TcpTransport::connect_peer(TcpPeer* peer, UniqueFd* socket, const Hello& hello,
                                 const Challenge& challenge) {
   const int fd = socket->get();
   const ExclusiveLock lock(windows_lock_);
-  connected_.reserve(connected_.size() + 1);
-  if (!watch(data_epoll_.get(), fd, peer->identity().slot)) return false;
-  try {
-    if (!peer->establish(socket, hello, challenge)) return true;  // its end closes the socket
-  } catch (const std::bad_alloc&) {
-    epoll_ctl(data_epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
-    return false;
+  if (!watch(data_epoll_.get(), fd, peer->identity().slot)) {
+    return peer->fail_connecting("its connection cannot be watched (epoll_ctl)");
   }
+  if (!peer->establish(socket, hello, challenge)) return;  // its end closes the socket
   connected_.push_back(peer);
   log(LogLevel::kDebug, "tcp: connected with rank %u", peer->identity().slot);
-  return true;
 }
 
 mep_result_t TcpTransport::fence_out(uint32_t slot) {
@@ -373,14 +367,10 @@ void TcpTransport::serve() {
 
 void TcpTransport::advance_greetings() {
   const std::lock_guard set_up(set_up_mutex_);
-  try {
-    greeter_->advance(
-        [this](TcpPeer* peer, UniqueFd* socket, const Hello& hello, const Challenge& challenge) {
-          return connect_peer(peer, socket, hello, challenge);
-        });
-  } catch (const std::bad_alloc&) {
-    log(LogLevel::kWarn, "tcp: no memory for a new connection; trying again");
-  }
+  greeter_->advance(
+      [this](TcpPeer* peer, UniqueFd* socket, const Hello& hello, const Challenge& challenge) {
+        connect_peer(peer, socket, hello, challenge);
+      });
   set_timer();
 }
 
@@ -429,18 +419,12 @@ void TcpTransport::watch_data(uint32_t slot, int socket, uint32_t events) {
 
 bool TcpTransport::take_failure(PeerFailure* out) {
   if (!any_failed_.exchange(false, std::memory_order_acquire)) return false;
-  // Until all have been looked at in vain, which does not happen if there is no memory to tell of one.
-  struct LookAgain {
-    std::atomic<bool>* flag;
-    ~LookAgain() {
-      if (flag != nullptr) flag->store(true, std::memory_order_relaxed);
-    }
-  } again{&any_failed_};
   const SharedLock lock(windows_lock_);
   for (const std::unique_ptr<TcpPeer>& peer : peers_) {
-    if (peer != nullptr && peer->take_failure(out)) return true;
+    if (peer == nullptr || !peer->take_failure(out)) continue;
+    any_failed_.store(true, std::memory_order_relaxed);  // until all have been looked at in vain
+    return true;
   }
-  again.flag = nullptr;
   return false;
 }
 

@@ -76,7 +76,7 @@ class TcpTransport final : public Transport, private PeerEvents {
     return slot < peers_.size() ? peers_[slot].get() : nullptr;
   }
   [[nodiscard]] static mep_result_t post_one(TcpPeer* peer, const Posting& posting);
-  bool connect_peer(TcpPeer* peer, UniqueFd* socket, const Hello& hello,
+  void connect_peer(TcpPeer* peer, UniqueFd* socket, const Hello& hello,
                     const Challenge& challenge);
   // Under set_up_mutex_.
   [[nodiscard]] mep_result_t start();

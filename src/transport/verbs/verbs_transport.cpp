@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <new>
 
 #include "base/log.hpp"
 #include "base/status.hpp"
@@ -358,6 +359,14 @@ void VerbsTransport::hold_windows(bool is_held) {
 }
 
 bool VerbsTransport::progress(bool before_sleep) {
+  try {
+    return make_progress(before_sleep);
+  } catch (const std::bad_alloc&) {
+    return false;  // what is not done here a later call does
+  }
+}
+
+bool VerbsTransport::make_progress(bool before_sleep) {
   if (before_sleep) {
     return taken_since_asked_.load(std::memory_order_relaxed) && ask_for_notification();
   }

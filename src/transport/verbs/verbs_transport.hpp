@@ -105,6 +105,7 @@ class VerbsTransport final : public Transport, private Fabric {
   [[nodiscard]] mep_result_t register_window(const std::shared_ptr<Window>& window,
                                              Registration* out);
   void forget_dead_exports();
+  bool make_progress(bool before_sleep);
   bool drain_all();
   bool ask_for_notification();
   void check_sends();
