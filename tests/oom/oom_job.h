@@ -1,4 +1,4 @@
-/* A job of a few ranks one of which, or all, runs out of something. */
+/* A job of a few ranks, processes, one of which, or all, runs out of something. */
 #ifndef MEP_TESTS_OOM_JOB_H
 #define MEP_TESTS_OOM_JOB_H
 
@@ -14,19 +14,12 @@
 
 enum { TIMEOUT_MS = 1000, INIT_TIMEOUT_MS = 4000, CHANGE_LIMIT_MS = 20000 };
 
-/* How the resource runs out. */
-enum { BY_REFUSAL = 0, BY_OPEN_FILES = 1, BY_ADDRESS_SPACE = 2 };
-
 typedef struct job_t {
   uint64_t seed;
   int32_t ranks;
-  int32_t are_threads; /* of one process, made by mep_comm_init_all */
-  int32_t short_rank;  /* who runs out; -1: all ranks */
-  int32_t from_init;   /* armed before the start-up already */
-  int32_t how;
-  uint64_t room; /* BY_OPEN_FILES: descriptors, BY_ADDRESS_SPACE: bytes, beyond what is used */
+  int32_t short_rank; /* who runs out; -1: all ranks */
+  int32_t from_init;  /* armed before the start-up already */
   oom_plan_t plan;
-  uint32_t flags; /* of the communicator */
   char transports[16];
   int32_t count;
   int32_t steps[MAX_STEPS];
@@ -52,6 +45,7 @@ typedef struct rank_log_t {
 } rank_log_t;
 
 const char* step_name(int32_t step);
+int32_t step_of(const char* name);
 int32_t step_kinds(void);
 /* A step's findings beside its result. */
 typedef struct step_findings_t {
@@ -61,8 +55,7 @@ typedef struct step_findings_t {
 /* One step. Without an error all that it has made is freed again. */
 mep_result_t run_step(mep_comm_t comm, int32_t step, uint64_t seed, step_findings_t* findings);
 
-/* The rank's part in a process of its own, or of all ranks as threads. */
+/* The rank's part, in a process of its own. */
 void run_rank(const job_t* job, int32_t rank, rank_log_t* log);
-void run_threads(const job_t* job, rank_log_t* logs);
 
 #endif

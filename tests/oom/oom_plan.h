@@ -23,9 +23,7 @@ typedef struct oom_plan_t {
   uint32_t kinds;
   uint32_t threads;
   uint64_t first;    /* so many requests are granted before */
-  uint64_t refusals; /* so many are refused from then on; with odds, at most so many */
-  uint64_t odds;     /* 0: all of them; else one request in so many, drawn from seed */
-  uint64_t seed;
+  uint64_t refusals; /* so many are refused from then on */
 } oom_plan_t;
 
 /* Any thread; the counts begin anew. NULL: nothing is refused any more. */

@@ -68,13 +68,6 @@ static int is_library_thread(void) {
   return is_library;
 }
 
-static uint64_t mix(uint64_t value) {
-  value += 0x9e3779b97f4a7c15u;
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
-  return value ^ (value >> 31);
-}
-
 static int refuses(uint32_t kind) {
   unsigned long long number;
   if (!atomic_load_explicit(&armed, memory_order_acquire)) return 0;
@@ -84,13 +77,8 @@ static int refuses(uint32_t kind) {
     return 0;
   }
   number = atomic_fetch_add_explicit(&requests, 1, memory_order_relaxed);
-  if (number < plan.first) return 0;
-  if (plan.odds == 0 && number >= plan.first + plan.refusals) return 0;
-  if (plan.odds != 0 && mix(plan.seed ^ number) % plan.odds != 0) return 0;
-  if (atomic_fetch_add_explicit(&refused, 1, memory_order_relaxed) >= plan.refusals) {
-    atomic_fetch_sub_explicit(&refused, 1, memory_order_relaxed);
-    return 0;
-  }
+  if (number < plan.first || number - plan.first >= plan.refusals) return 0;
+  atomic_fetch_add_explicit(&refused, 1, memory_order_relaxed);
   return 1;
 }
 

@@ -1,11 +1,9 @@
 // A rank's way through a job: start-up, steps until one fails on any rank, then barriers until all is
 // well again or the world has ended for this rank.
 #include <dlfcn.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -33,43 +31,6 @@ static uint64_t now_ms(void) {
   return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-// --- Running out ----------------------------------------------------------------------------------
-
-static uint64_t used_address_space(void) {
-  unsigned long pages = 0;
-  FILE* file = fopen("/proc/self/statm", "r");
-  if (file == NULL || fscanf(file, "%lu", &pages) != 1) _exit(3);
-  fclose(file);
-  return (uint64_t)pages * (uint64_t)sysconf(_SC_PAGESIZE);
-}
-
-static uint64_t lowest_free_descriptor(void) {
-  const int fd = dup(0);
-  if (fd < 0) _exit(3);
-  close(fd);
-  return (uint64_t)fd;
-}
-
-static void limit(int resource, uint64_t most) {
-  struct rlimit limit;
-  if (getrlimit(resource, &limit) != 0) _exit(3);
-  limit.rlim_cur = most < limit.rlim_max ? most : limit.rlim_max;
-  if (setrlimit(resource, &limit) != 0) _exit(3);
-}
-
-static void run_short(const job_t* job) {
-  if (job->how == BY_OPEN_FILES) limit(RLIMIT_NOFILE, lowest_free_descriptor() + job->room);
-  if (job->how == BY_ADDRESS_SPACE) limit(RLIMIT_AS, used_address_space() + job->room);
-  if (job->how == BY_REFUSAL) preload.arm(&job->plan);
-}
-
-static void run_short_no_more(const job_t* job, rank_log_t* log) {
-  if (job->how == BY_OPEN_FILES) limit(RLIMIT_NOFILE, 1024);
-  if (job->how == BY_ADDRESS_SPACE) limit(RLIMIT_AS, RLIM_INFINITY);
-  log->refusals = preload.refusals();
-  if (job->how == BY_REFUSAL) preload.arm(NULL);
-}
-
 // --- One rank -------------------------------------------------------------------------------------
 
 static void note(rank_log_t* log, int32_t step, uint64_t begun_ms, mep_result_t result) {
@@ -79,6 +40,11 @@ static void note(rank_log_t* log, int32_t step, uint64_t begun_ms, mep_result_t 
     log->longest_step = step;
   }
   if (result != MEP_SUCCESS) snprintf(log->text, sizeof log->text, "%s", mep_last_error());
+}
+
+static void run_short_no_more(rank_log_t* log) {
+  log->refusals = preload.refusals();
+  preload.arm(NULL);
 }
 
 static int is_short(const job_t* job, int32_t rank) {
@@ -127,7 +93,7 @@ static void make_config(const job_t* job, int32_t rank, mep_comm_config_t* confi
                         size_t name_bytes) {
   snprintf(name, name_bytes, "oom-%d-%llu", (int)getppid(), (unsigned long long)job->seed);
   mep_comm_config_defaults(config);
-  config->flags = MEP_COMM_SET_RANK | job->flags;
+  config->flags = MEP_COMM_SET_RANK;
   config->rank = rank;
   config->size = job->ranks;
   config->timeout_ms = TIMEOUT_MS;
@@ -144,7 +110,7 @@ void run_rank(const job_t* job, int32_t rank, rank_log_t* log) {
   char name[64];
   find_preload();
   make_config(job, rank, &config, name, sizeof name);
-  if (is_short(job, rank) && job->from_init) run_short(job);
+  if (is_short(job, rank) && job->from_init) preload.arm(&job->plan);
   const uint64_t begun_ms = now_ms();
   log->at = -1;
   preload.enter(is_short(job, rank));
@@ -152,74 +118,15 @@ void run_rank(const job_t* job, int32_t rank, rank_log_t* log) {
   preload.enter(0);
   note(log, -1, begun_ms, log->init);
   if (log->init == MEP_SUCCESS) {
-    if (is_short(job, rank) && !job->from_init) run_short(job);
+    if (is_short(job, rank) && !job->from_init) preload.arm(&job->plan);
     run_steps(job, rank, comm, log);
-    if (is_short(job, rank)) run_short_no_more(job, log);
+    if (is_short(job, rank)) run_short_no_more(log);
     run_finals(job, comm, log);
     const uint64_t left_ms = now_ms();
     log->destroy = mep_comm_destroy(comm);
     note(log, 200, left_ms, log->destroy);
   } else if (is_short(job, rank)) {
-    run_short_no_more(job, log);
+    run_short_no_more(log);
   }
   log->finished = 1;
-}
-
-// --- Ranks as threads -----------------------------------------------------------------------------
-
-typedef struct thread_rank_t {
-  const job_t* job;
-  int32_t rank;
-  mep_comm_t comm;
-  rank_log_t* log;
-  pthread_barrier_t* met;
-} thread_rank_t;
-
-static void* run_thread(void* argument) {
-  const thread_rank_t* self = argument;
-  pthread_barrier_wait(self->met);
-  if (self->rank == 0 && !self->job->from_init) run_short(self->job);
-  pthread_barrier_wait(self->met);
-  run_steps(self->job, self->rank, self->comm, self->log);
-  // The plan is the process's: all have had theirs before it ends.
-  pthread_barrier_wait(self->met);
-  if (self->rank == 0) run_short_no_more(self->job, self->log);
-  pthread_barrier_wait(self->met);
-  run_finals(self->job, self->comm, self->log);
-  const uint64_t left_ms = now_ms();
-  self->log->destroy = mep_comm_destroy(self->comm);
-  note(self->log, 200, left_ms, self->log->destroy);
-  self->log->finished = 1;
-  return NULL;
-}
-
-void run_threads(const job_t* job, rank_log_t* logs) {
-  mep_comm_config_t config;
-  mep_comm_t comms[MAX_RANKS];
-  pthread_t threads[MAX_RANKS];
-  thread_rank_t ranks[MAX_RANKS];
-  pthread_barrier_t met;
-  char name[64];
-  find_preload();
-  make_config(job, 0, &config, name, sizeof name);
-  if (job->from_init) run_short(job);
-  preload.enter(1);
-  const uint64_t begun_ms = now_ms();
-  const mep_result_t made = mep_comm_init_all(job->ranks, &config, comms);
-  preload.enter(0);
-  note(&logs[0], -1, begun_ms, made);
-  for (int32_t rank = 0; rank < job->ranks; ++rank) logs[rank].init = made;
-  if (made != MEP_SUCCESS) {
-    run_short_no_more(job, &logs[0]);
-    for (int32_t rank = 0; rank < job->ranks; ++rank) logs[rank].finished = 1;
-    return;
-  }
-  if (pthread_barrier_init(&met, NULL, (unsigned)job->ranks) != 0) _exit(3);
-  // A thread of this program that cannot be made is no fault of the library.
-  if (job->from_init && job->how == BY_ADDRESS_SPACE) limit(RLIMIT_AS, RLIM_INFINITY);
-  for (int32_t rank = 0; rank < job->ranks; ++rank) {
-    ranks[rank] = (thread_rank_t){job, rank, comms[rank], &logs[rank], &met};
-    if (pthread_create(&threads[rank], NULL, run_thread, &ranks[rank]) != 0) _exit(3);
-  }
-  for (int32_t rank = 0; rank < job->ranks; ++rank) pthread_join(threads[rank], NULL);
 }

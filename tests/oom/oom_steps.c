@@ -158,6 +158,30 @@ static mep_result_t step_requests(mep_comm_t comm, uint64_t seed, step_findings_
   return result;
 }
 
+// A message to the next rank: in a cell, or larger.
+static mep_result_t step_message(mep_comm_t comm, uint64_t seed, step_findings_t* findings) {
+  const size_t count = seed % 2 != 0 ? SMALL : LARGE;
+  mep_request_t requests[2] = {NULL, NULL};
+  int32_t rank = 0;
+  int32_t size = 0;
+  STEP_TRY(mep_comm_rank(comm, &rank));
+  STEP_TRY(mep_comm_size(comm, &size));
+  const int32_t from = (rank + size - 1) % size;
+  fill(count, (float)rank);
+  mep_result_t result =
+      mep_isend(send_values, count, MEP_FLOAT32, (rank + 1) % size, 5, comm, &requests[0]);
+  if (result == MEP_SUCCESS) {
+    result = mep_irecv(receive_values, count, MEP_FLOAT32, from, 5, comm, NULL, &requests[1]);
+  }
+  for (int i = 0; i < 2; ++i) {
+    if (requests[i] == NULL) continue;
+    const mep_result_t waited = mep_request_wait(&requests[i], UINT32_MAX, NULL);
+    if (result == MEP_SUCCESS) result = waited;
+  }
+  if (result == MEP_SUCCESS) findings->wrong = receive_values[count - 1] != (float)from;
+  return result;
+}
+
 static mep_result_t step_split(mep_comm_t comm, uint64_t seed, step_findings_t* findings) {
   mep_comm_t child = NULL;
   int32_t rank = 0;
@@ -301,6 +325,7 @@ static const struct {
               {"alltoallv", step_alltoallv},
               {"in place", step_in_place},
               {"requests", step_requests},
+              {"message", step_message},
               {"split", step_split},
               {"agree", step_agree},
               {"memory", step_source_memory},
@@ -315,6 +340,12 @@ int32_t step_kinds(void) {
 
 const char* step_name(int32_t step) {
   return step >= 0 && step <= step_kinds() ? kSteps[step].name : "none";
+}
+
+int32_t step_of(const char* name) {
+  int32_t step = 0;
+  while (strcmp(kSteps[step].name, name) != 0) ++step;
+  return step;
 }
 
 mep_result_t run_step(mep_comm_t comm, int32_t step, uint64_t seed, step_findings_t* findings) {

@@ -1,10 +1,9 @@
-// Jobs whose ranks run out of memory, descriptors or address space, each drawn from a seed, and the judge.
+// Jobs whose ranks run out of memory, descriptors or mappings, and the judge.
 //
-// Each call must return, soon; the communicator goes on for all that it went on for, with the same
-// members, or has ended; nobody crashes. Before the drawn jobs each request for memory of a split and of the
-// making of an EP object is refused once, in its turn. MEP_TEST_SEED=N replays one job, `oom_test N COUNT` that and
-// those after it; MEP_TEST_SOAK=1 runs on until so many requests were refused; OOM_TEST_VERBOSE=1 tells of each
-// job.
+// First each request that is made for the start, a split or an EP object is refused once, in its turn: all ranks get
+// the same error, and nothing is left behind. Then jobs of operations are drawn from seeds: the rank that runs out goes
+// on or ends with MEP_ERR_NO_MEMORY, and the others go on. MEP_TEST_SEED=N replays one job, `oom_test N COUNT` that and
+// those after it; MEP_TEST_SOAK=1 draws more; OOM_TEST_VERBOSE=1 tells of each job.
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,10 +17,9 @@
 #include "oom_job.h"
 
 enum {
-  QUICK_JOBS = 150,
-  QUICK_MS = 15000,
-  SOAK_REFUSALS = 10000,
-  SOAK_JOBS = 40000,
+  QUICK_JOBS = 120,
+  QUICK_MS = 12000,
+  SOAK_JOBS = 10000,
   // Beyond all that membership may take after a deadline, and for a loaded machine.
   CALL_LIMIT_MS = 30000,
   JOB_LIMIT_MS = 90000
@@ -42,90 +40,61 @@ static uint64_t draw(uint64_t* state, uint64_t below) {
   return (value ^ (value >> 31)) % below;
 }
 
-static void draw_refusals(uint64_t* state, oom_plan_t* plan, int from_init) {
-  static const uint32_t kKinds[] = {
-      OOM_MEMORY,   OOM_MEMORY,
-      OOM_MEMORY,   OOM_DESCRIPTORS,
-      OOM_MAPPINGS, OOM_THREADS,
-      OOM_SENDING,  OOM_MEMORY | OOM_DESCRIPTORS | OOM_MAPPINGS | OOM_THREADS};
-  plan->kinds = kKinds[draw(state, sizeof kKinds / sizeof kKinds[0])];
-  plan->threads = 1 + (uint32_t)draw(state, 3);
-  plan->seed = draw(state, UINT64_MAX);
-  plan->refusals = 1;
-  if (draw(state, 4) == 0) {
-    plan->odds = 2 + draw(state, 60);
-    plan->refusals = 1 + draw(state, 20);
-  } else if (draw(state, 4) == 0) {
-    plan->refusals = 1 + draw(state, 5);
-  }
-  // Most jobs ask seldom, some often: each order of magnitude is as likely.
-  const uint64_t bits = (plan->kinds & OOM_MEMORY) == 0 ? 4 : from_init ? 11 : 9;
-  plan->first = draw(state, (uint64_t)1 << draw(state, bits + 1));
-}
-
-static void draw_any(uint64_t seed, job_t* job) {
+// Operations, while one rank, or all, have too little; in one job of four for good.
+static void draw_operations(uint64_t seed, job_t* job) {
+  static const uint32_t kKinds[] = {OOM_MEMORY, OOM_MEMORY,      OOM_MEMORY,
+                                    OOM_MEMORY, OOM_DESCRIPTORS, OOM_MAPPINGS};
   uint64_t state = seed * 0x9e3779b97f4a7c15u + 1;
   memset(job, 0, sizeof *job);
   job->seed = seed;
   job->ranks = 2 + (int32_t)draw(&state, MAX_RANKS - 1);
-  job->are_threads = draw(&state, 3) == 0;
-  job->short_rank = draw(&state, 6) == 0 ? -1 : (int32_t)draw(&state, (uint64_t)job->ranks);
-  job->from_init = draw(&state, 4) == 0;
-  snprintf(job->transports, sizeof job->transports, "%s", draw(&state, 4) == 0 ? "tcp" : "");
-  if (draw(&state, 5) == 0) job->flags |= MEP_COMM_UNIFORM;
-  if (draw(&state, 5) == 0) job->flags |= MEP_COMM_PARTIAL;
-  const uint64_t how = draw(&state, 10);
-  job->how = how == 0 ? BY_OPEN_FILES : how == 1 ? BY_ADDRESS_SPACE : BY_REFUSAL;
-  job->room =
-      job->how == BY_OPEN_FILES ? draw(&state, job->from_init ? 40 : 8) : draw(&state, 40) << 20;
-  draw_refusals(&state, &job->plan, job->from_init);
+  job->short_rank = draw(&state, 8) == 0 ? -1 : (int32_t)draw(&state, (uint64_t)job->ranks);
+  snprintf(job->transports, sizeof job->transports, "%s", draw(&state, 2) == 0 ? "tcp" : "");
+  job->plan.kinds = kKinds[draw(&state, sizeof kKinds / sizeof kKinds[0])];
+  job->plan.threads = 1 + (uint32_t)draw(&state, 3);
+  job->plan.refusals = draw(&state, 4) == 0 ? UINT64_MAX : 1 + draw(&state, 3);
+  // Most jobs ask seldom, some often: each order of magnitude is as likely.
+  job->plan.first = draw(&state, (uint64_t)1 << draw(&state, 10));
   job->count = 1 + (int32_t)draw(&state, MAX_STEPS);
   for (int32_t i = 0; i < job->count; ++i) {
     job->steps[i] = (int32_t)draw(&state, (uint64_t)step_kinds());
   }
 }
 
-// One rank runs out while all make something together.
-static void draw_making(uint64_t seed, job_t* job) {
-  static const uint32_t kKinds[] = {OOM_MEMORY, OOM_MEMORY, OOM_MEMORY, OOM_DESCRIPTORS,
-                                    OOM_MAPPINGS};
-  uint64_t state = seed * 0x9e3779b97f4a7c15u + 1;
-  memset(job, 0, sizeof *job);
-  job->seed = seed;
-  job->ranks = 2 + (int32_t)draw(&state, MAX_RANKS - 1);
-  job->short_rank = (int32_t)draw(&state, (uint64_t)job->ranks);
-  job->plan.kinds = kKinds[draw(&state, sizeof kKinds / sizeof kKinds[0])];
-  job->plan.threads = OOM_CALLERS;
-  job->plan.refusals = 1 + draw(&state, 3);
-  job->plan.first = draw(&state, job->plan.kinds == OOM_MEMORY ? 80 : 6);
-  job->count = 1;
-  while (strcmp(step_name(job->steps[0]), "split") != 0 &&
-         strcmp(step_name(job->steps[0]), "experts") != 0) {
-    job->steps[0] = (int32_t)draw(&state, (uint64_t)step_kinds());
-  }
-}
-
-// One rank's request for memory number `first` of a step is refused, once. The seed says it all.
+// One rank's request number `first` for something is refused, once. The seed says it all.
+typedef struct sweep_t {
+  const char* step; /* NULL: the start */
+  uint32_t kinds;
+  uint64_t stride;
+  int is_over_tcp; /* over shared memory an operation asks for next to nothing */
+} sweep_t;
+static const sweep_t kSweeps[] = {
+    {"split", OOM_MEMORY, 1, 0},    {"split", OOM_DESCRIPTORS | OOM_MAPPINGS, 1, 0},
+    {"experts", OOM_MEMORY, 1, 0},  {"experts", OOM_DESCRIPTORS | OOM_MAPPINGS, 1, 0},
+    {NULL, OOM_MEMORY, 71, 0},      {NULL, OOM_DESCRIPTORS | OOM_MAPPINGS | OOM_THREADS, 1, 0},
+    {"alltoall", OOM_MEMORY, 1, 1}, {"requests", OOM_MEMORY, 1, 1},
+    {"message", OOM_MEMORY, 1, 1}};
+enum { SWEEPS = sizeof kSweeps / sizeof kSweeps[0] };
 static const uint64_t kSweep = (uint64_t)1 << 32;
-static const char* const kSwept[] = {"split", "experts"};
-enum { SWEPT = sizeof kSwept / sizeof kSwept[0] };
 
-static uint64_t sweep_seed(uint64_t step, uint64_t first) {
-  return kSweep + first * SWEPT + step;
+static uint64_t sweep_seed(uint64_t sweep, uint64_t first) {
+  return kSweep + first * SWEEPS + sweep;
 }
 
 static void draw_sweep(uint64_t seed, job_t* job) {
-  const char* const name = kSwept[(seed - kSweep) % SWEPT];
+  const sweep_t* const sweep = &kSweeps[(seed - kSweep) % SWEEPS];
   memset(job, 0, sizeof *job);
   job->seed = seed;
   job->ranks = 3;
-  job->short_rank = 2;
-  job->plan.kinds = OOM_MEMORY;
+  job->short_rank = 1;
+  job->from_init = sweep->step == NULL;
+  snprintf(job->transports, sizeof job->transports, "%s", sweep->is_over_tcp ? "tcp" : "");
+  job->plan.kinds = sweep->kinds;
   job->plan.threads = OOM_CALLERS;
   job->plan.refusals = 1;
-  job->plan.first = (seed - kSweep) / SWEPT;
+  job->plan.first = (seed - kSweep) / SWEEPS;
   job->count = 1;
-  while (strcmp(step_name(job->steps[0]), name) != 0) ++job->steps[0];
+  job->steps[0] = step_of(sweep->step == NULL ? "barrier" : sweep->step);
 }
 
 // --- Running it -----------------------------------------------------------------------------------
@@ -133,7 +102,7 @@ static void draw_sweep(uint64_t seed, job_t* job) {
 // Says in words what ended badly; NULL: nothing.
 static const char* run_processes(const job_t* job, rank_log_t* logs) {
   static char trouble[200];
-  const int processes = job->are_threads ? 1 : job->ranks;
+  const int processes = job->ranks;
   const char* found = NULL;
   pid_t pids[MAX_RANKS];
   int left = processes;
@@ -142,11 +111,7 @@ static const char* run_processes(const job_t* job, rank_log_t* logs) {
     if (pids[i] < 0) _exit(3);
     if (pids[i] != 0) continue;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (job->are_threads) {
-      run_threads(job, logs);
-    } else {
-      run_rank(job, i, &logs[i]);
-    }
+    run_rank(job, i, &logs[i]);
     _exit(0);
   }
   const uint64_t begun_ms = now_ms();
@@ -176,7 +141,7 @@ static const char* run_processes(const job_t* job, rank_log_t* logs) {
 
 // --- Judging it -----------------------------------------------------------------------------------
 
-static const char* judge_rank(const job_t* job, const rank_log_t* log) {
+static const char* judge_rank(const rank_log_t* log) {
   if (!log->finished) return "a rank did not come to its end";
   if (log->longest_ms > CALL_LIMIT_MS) return "a call took too long";
   if (log->wrong != 0)
@@ -186,9 +151,6 @@ static const char* judge_rank(const job_t* job, const rank_log_t* log) {
     if (log->steps[i] == MEP_ERR_BUSY) return "something was left busy";
   }
   if (log->init == MEP_ERR_INTERNAL) return "an internal error at the start";
-  if (log->init == MEP_ERR_SYSTEM && job->how == BY_OPEN_FILES) {
-    return "a start without descriptors says something else";
-  }
   if (log->init != MEP_SUCCESS) return NULL;
   if (log->destroy == MEP_ERR_BUSY) return "the communicator was left busy";
   if (log->destroy == MEP_ERR_INTERNAL) return "an internal error at the end";
@@ -217,22 +179,28 @@ static const char* judge_made_together(const job_t* job, const rank_log_t* logs)
   return NULL;
 }
 
+// Others than those who ran out go on; of two ranks one does not if the other cannot say its last words.
+static int may_end(const job_t* job, int32_t rank) {
+  const int is_short = job->short_rank < 0 || job->short_rank == rank;
+  return is_short || (job->plan.kinds & OOM_SENDING) != 0 ||
+         (job->ranks == 2 && job->plan.refusals > 1);
+}
+
 // After the shortage all that are still in it meet in a barrier, and know the same members.
 static const char* judge(const job_t* job, const rank_log_t* logs) {
   int32_t met = 0;
   int32_t ended = 0;  // perhaps after it had given its part to the others' barrier
   for (int32_t rank = 0; rank < job->ranks; ++rank) {
-    const char* trouble = judge_rank(job, &logs[rank]);
+    const char* trouble = judge_rank(&logs[rank]);
     if (trouble != NULL) return trouble;
     if (logs[rank].init != MEP_SUCCESS) continue;
     const mep_result_t last = logs[rank].finals[logs[rank].barriers - 1];
     if (last == MEP_SUCCESS) {
       ++met;
-    } else if (last == MEP_ERR_NO_MEMORY) {
+    } else if (!may_end(job, rank)) {
+      return "a rank that had what it needs does not go on";
+    } else if (last == MEP_ERR_NO_MEMORY || last == MEP_ERR_NO_QUORUM || last == MEP_ERR_EVICTED) {
       ++ended;
-    } else if (last == MEP_ERR_NO_QUORUM || last == MEP_ERR_EVICTED) {
-      // A lost message ends a link at any time.
-      ended += (job->plan.kinds & OOM_SENDING) != 0;
     } else {
       return "a rank's communicator neither works again nor has ended";
     }
@@ -246,14 +214,10 @@ static const char* judge(const job_t* job, const rank_log_t* logs) {
 }
 
 static void describe(const job_t* job, const rank_log_t* logs) {
-  printf(
-      "job %llu: %d ranks%s%s, short %d%s, how %d room %llu, kinds %x threads %x first %llu "
-      "refusals %llu odds %llu, flags %x\n",
-      (unsigned long long)job->seed, job->ranks, job->are_threads ? " (threads)" : "",
-      job->transports, job->short_rank, job->from_init ? " from init" : "", job->how,
-      (unsigned long long)job->room, job->plan.kinds, job->plan.threads,
-      (unsigned long long)job->plan.first, (unsigned long long)job->plan.refusals,
-      (unsigned long long)job->plan.odds, job->flags);
+  printf("job %llu: %d ranks%s, short %d%s, kinds %x threads %x first %llu refusals %llu\n",
+         (unsigned long long)job->seed, job->ranks, job->transports, job->short_rank,
+         job->from_init ? " from init" : "", job->plan.kinds, job->plan.threads,
+         (unsigned long long)job->plan.first, (unsigned long long)job->plan.refusals);
   for (int32_t rank = 0; rank < job->ranks; ++rank) {
     const rank_log_t* log = &logs[rank];
     printf("  rank %d: init %d", rank, log->init);
@@ -323,10 +287,8 @@ static void draw_job(uint64_t seed, job_t* job) {
     make_job_without_ports(job);
   } else if (seed >= kSweep) {
     draw_sweep(seed, job);
-  } else if (seed % 2 != 0) {
-    draw_any(seed, job);
   } else {
-    draw_making(seed, job);
+    draw_operations(seed, job);
   }
 }
 
@@ -334,6 +296,7 @@ typedef struct tally_t {
   uint64_t jobs;
   uint64_t refusals;
   uint64_t failures;
+  uint64_t ended; /* ranks that ran out of memory and left the others */
 } tally_t;
 
 // Returns how many requests were refused.
@@ -348,7 +311,11 @@ static uint64_t run_job(uint64_t seed, rank_log_t* logs, tally_t* tally) {
   if (trouble == NULL) trouble = judge(&job, logs);
   if (trouble == NULL && seed == 0) trouble = judge_lost_message(&job, logs);
   if (trouble == NULL && seed == kNoPorts) trouble = judge_no_ports(&job, logs);
-  for (int i = 0; i < MAX_RANKS; ++i) refusals += logs[i].refusals;
+  for (int i = 0; i < MAX_RANKS; ++i) {
+    refusals += logs[i].refusals;
+    tally->ended +=
+        logs[i].barriers != 0 && logs[i].finals[logs[i].barriers - 1] == MEP_ERR_NO_MEMORY;
+  }
   ++tally->jobs;
   tally->refusals += refusals;
   if (trouble != NULL) {
@@ -359,13 +326,15 @@ static uint64_t run_job(uint64_t seed, rank_log_t* logs, tally_t* tally) {
   return refusals;
 }
 
-// Each step until it asks for no more than was granted.
-static void sweep(rank_log_t* logs, tally_t* tally) {
-  for (uint64_t step = 0; step < SWEPT; ++step) {
+// Each of them until it asks for no more than was granted.
+static void sweep_all(rank_log_t* logs, tally_t* tally) {
+  for (uint64_t sweep = 0; sweep < SWEEPS; ++sweep) {
+    const sweep_t* const each = &kSweeps[sweep];
     uint64_t first = 0;
-    while (run_job(sweep_seed(step, first), logs, tally) != 0) ++first;
-    printf("%s: %llu requests for memory, each refused once\n", kSwept[step],
-           (unsigned long long)first);
+    while (run_job(sweep_seed(sweep, first), logs, tally) != 0) first += each->stride;
+    printf("%s: %llu requests of kinds %x, one of %llu refused\n",
+           each->step == NULL ? "start" : each->step, (unsigned long long)first, each->kinds,
+           (unsigned long long)each->stride);
   }
 }
 
@@ -373,7 +342,7 @@ int main(int argc, char** argv) {
   const char* given = argc > 1 ? argv[1] : getenv("MEP_TEST_SEED");
   const int soak = getenv("MEP_TEST_SOAK") != NULL;
   const uint64_t begun_ms = now_ms();
-  tally_t tally = {0, 0, 0};
+  tally_t tally = {0, 0, 0, 0};
   const size_t bytes = sizeof(rank_log_t) * MAX_RANKS;
   rank_log_t* logs = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (logs == MAP_FAILED) return 3;
@@ -384,16 +353,21 @@ int main(int argc, char** argv) {
     for (uint64_t i = 0; i < count; ++i) (void)run_job(first + i, logs, &tally);
   } else {
     (void)run_job(kNoPorts, logs, &tally);
-    sweep(logs, &tally);
-    const uint64_t most = soak ? SOAK_JOBS : QUICK_JOBS;
+    sweep_all(logs, &tally);
     const uint64_t drawn_ms = now_ms();
-    for (uint64_t seed = 0; seed <= most && (!soak || tally.refusals < SOAK_REFUSALS); ++seed) {
+    for (uint64_t seed = 0; seed <= (soak ? SOAK_JOBS : QUICK_JOBS); ++seed) {
       if (!soak && now_ms() - drawn_ms > QUICK_MS) break;
       (void)run_job(seed, logs, &tally);
     }
+    // Else the jobs would show nothing of it.
+    if (tally.ended == 0) {
+      ++tally.failures;
+      printf("FAILED: no rank has run out of memory in an operation\n");
+    }
   }
-  printf("%llu jobs, %llu requests refused, %llu failures, %llu ms\n",
+  printf("%llu jobs, %llu requests refused, %llu ranks ended, %llu failures, %llu ms\n",
          (unsigned long long)tally.jobs, (unsigned long long)tally.refusals,
-         (unsigned long long)tally.failures, (unsigned long long)(now_ms() - begun_ms));
+         (unsigned long long)tally.ended, (unsigned long long)tally.failures,
+         (unsigned long long)(now_ms() - begun_ms));
   return tally.failures == 0 ? 0 : 1;
 }
