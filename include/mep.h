@@ -413,8 +413,9 @@ MEP_API mep_result_t mep_comm_stats(mep_comm_t comm, mep_comm_stats_t* stats);
  * process on one GPU need a stream each, not the NULL stream: MEP_ERR_INVALID_ARGUMENT.
  * Errors of all: MEP_ERR_PEER_FAILED, MEP_ERR_PEER_LEFT, MEP_ERR_TIMEOUT, MEP_ERR_MISMATCH,
  * MEP_ERR_NO_QUORUM, MEP_ERR_EVICTED, MEP_ERR_REVOKED, MEP_ERR_ABORTED, MEP_ERR_NO_MEMORY (refused before
- * anything was sent), MEP_ERR_BUSY (another thread is inside a call on this comm). After an error the receive buffer is undefined; mep_comm_last_op
- * tells whether the input is intact.
+ * anything was sent, or in the midst of it: then this rank's part of the world has ended), MEP_ERR_BUSY
+ * (another thread is inside a call on this comm). After an error the receive buffer is undefined;
+ * mep_comm_last_op tells whether the input is intact.
  * These are replicated operations: one succeeds on all ranks or on none, and what a rank's result is made
  * of anybody can give to a rank that lacks it. (Dispatch, combine and messages are personal operations: what
  * one rank gets nobody else has.) The forms with counts are for host communicators so far: MEP_ERR_UNSUPPORTED
