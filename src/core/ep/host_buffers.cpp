@@ -144,8 +144,8 @@ void HostBuffers::freeze(std::vector<membership::ChannelState>* channels) {
 }
 
 void HostBuffers::terminate() {
-  std::vector<membership::ChannelState> unused;
-  freeze(&unused);
+  for (const auto& buffer : buffers_) (void)buffer->freeze();
+  for (const auto& buffer : buffers_) buffer->await_posters();
 }
 
 bool HostBuffers::quiesced() const {
