@@ -798,27 +798,32 @@ MEP_API mep_result_t mep_comm_create_from_ranks(mep_comm_t comm, const int32_t* 
 MEP_API mep_result_t mep_comm_agree(mep_comm_t comm, uint64_t flag, uint64_t* result);
 
 /* Admits ready replacements of absent ranks. Collective on the world, which must be idle: else
- * MEP_ERR_BUSY. Waits at most timeout_ms for `ranks` (count of them; count 0: whoever is ready).
+ * MEP_ERR_BUSY; on GPUs the streams that calls on it and its EP objects were made on are idle too. Waits at most
+ * timeout_ms for `ranks` (count of them; count 0: whoever is ready).
  * *admitted: how many came. Every rank gives the same ranks and count. Failures do not prevent success: the next
  * collective on world reports those that it went over. Errors: MEP_ERR_TIMEOUT (not all came; those ready did; at once if a
  * replacement had connected and ended), MEP_ERR_INVALID_ARGUMENT (no rank of it; the world has grown
- * beyond this comm). 0.1 */
+ * beyond this comm), MEP_ERR_UNSUPPORTED (GPUs that post to queues). Graphs that were captured before go on with the
+ * replacement. A communicator made from the world meets it at its next call, streams idle; a rank is replaced on GPUs when
+ * its process has ended, not when it was only evicted. 0.1; on GPUs 0.2 */
 MEP_API mep_result_t mep_recover_ranks(mep_comm_t world, const int32_t* ranks, int32_t count,
                                        uint32_t timeout_ms, int32_t* admitted);
 
 /* Grows the world by `count` ranks, up to max_size; else as mep_recover_ranks. Returns a new comm over
  * the grown world; the old one stays as it is, but from then on mep_recover_ranks, mep_comm_grow and
- * automatic recovery need the new one. Errors: also MEP_ERR_INVALID_ARGUMENT (no room below
+ * automatic recovery need the new one. On GPUs it has this rank's, and all must have one: else MEP_ERR_MISMATCH.
+ * Errors: also MEP_ERR_INVALID_ARGUMENT (no room below
  * max_size), MEP_ERR_NO_MEMORY (on all members, if one of them cannot make its part of the new comm).
  * After an error those that were admitted leave again, their mep_comm_join fails; the call returns when
- * they are out of the view. 0.1 */
+ * they are out of the view. 0.1; on GPUs 0.2 */
 MEP_API mep_result_t mep_comm_grow(mep_comm_t world, int32_t count, uint32_t timeout_ms,
                                    mep_comm_t* grown);
 
 /* The joiner's side: asks the running job `config->job` for admission and waits at most
  * init_timeout_ms for the members' mep_recover_ranks or mep_comm_grow (or auto-recovery). *comm is the
  * world. The job's name is required (config->job or MEP_JOB). config->rank with MEP_COMM_SET_RANK, else
- * MEP_RANK: the absent rank to fill; with neither any. Errors: MEP_ERR_BOOTSTRAP (no such job; it ended, filled the
+ * MEP_RANK: the absent rank to fill; with neither any. config->device as the members have it, a GPU or none: else
+ * MEP_ERR_MISMATCH, also for a GPU of another kind. Errors: MEP_ERR_BOOTSTRAP (no such job; it ended, filled the
  * place or lost members before the rank was in), MEP_ERR_TIMEOUT (nobody admitted it), MEP_ERR_DENIED (the
  * secret). 0.1 */
 MEP_API mep_result_t mep_comm_join(const mep_comm_config_t* config, mep_comm_t* comm);

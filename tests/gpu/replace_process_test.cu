@@ -1,7 +1,7 @@
 // Ranks that are processes are killed on GPUs, one after the other, and replaced: collectives, dispatch and combine, eager
 // and by graphs that survivors captured before the first death, give the same bytes as on hosts after each
-// replacement. Started without --rank it starts the ranks, and replacements of those that die. The seed is printed;
-// MEP_TEST_SEED replays it.
+// replacement. At last a rank comes in addition. Started without --rank it starts the ranks, and replacements of those
+// that die. The seed is printed; MEP_TEST_SEED replays it.
 #include "ep_device_rig.hpp"
 
 namespace {
@@ -105,9 +105,15 @@ void works(Group& group, Sums& sums, const Reference& ref,
   group.expect_no_failure("whole");
 }
 
-mep_comm_t join(uint32_t rank) {
+mep_comm_config_t config_of_rank(uint32_t rank, uint32_t ranks) {
   cuda(cudaSetDevice(gpu_of(rank)));
-  const mep_comm_config_t config = comm_config(true, 20'000);
+  mep_comm_config_t config = comm_config(true, 20'000);
+  config.max_size = static_cast<int32_t>(ranks) + 1;
+  return config;
+}
+
+mep_comm_t join(uint32_t rank, uint32_t ranks) {
+  const mep_comm_config_t config = config_of_rank(rank, ranks);
   mep_comm_t comm = nullptr;
   need(mep_comm_join(&config, &comm), "mep_comm_join");
   return comm;
@@ -130,12 +136,38 @@ void replace(Group& group, Sums& sums, uint32_t rank, uint32_t cycle) {
   if (cycle % 2 != 0) hear_of_it(group, rank);
 }
 
+mep_comm_t begin(uint32_t rank, uint32_t ranks) {
+  const mep_comm_config_t config = config_of_rank(rank, ranks);
+  mep_comm_t comm = nullptr;
+  need(mep_comm_init(&config, &comm), "mep_comm_init");
+  return comm;
+}
+
+// All ranks and one more.
+void use_grown(mep_comm_t grown, uint32_t rank, uint32_t ranks, cudaStream_t stream) {
+  GPU_CHECK(gpu_of_comm(grown) == gpu_of(rank), "rank %u: the grown communicator is elsewhere",
+            rank);
+  Sums sums(grown, rank, stream);
+  sums.replay(ranks + 1, stream, "sums of a grown communicator");
+  exchange(grown, rank, ranks + 1, stream);
+}
+
+int newcomer_main(size_t scene) {
+  const uint32_t ranks = kScenes[scene].ranks;
+  cudaStream_t stream = nullptr;
+  const mep_comm_t comm = join(ranks, ranks);
+  cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  use_grown(comm, ranks, ranks, stream);
+  need(mep_comm_destroy(comm), "mep_comm_destroy");
+  return failure_count() == 0 ? 0 : 1;
+}
+
 int rank_main(size_t scene, uint64_t seed, uint32_t first_cycle) {
   const Shape& s = kScenes[scene];
   const bool joined = first_cycle != 0;
   const auto rank = static_cast<uint32_t>(std::atoi(std::getenv("MEP_RANK")));
   const Reference ref = on_hosts(s, s.ranks, seed);
-  const mep_comm_t comm = joined ? join(rank) : open_own_comm();
+  const mep_comm_t comm = joined ? join(rank, s.ranks) : begin(rank, s.ranks);
   Group group(s, {comm}, rank, joined);
   group.upload(ref);
   const std::vector<cudaGraphExec_t> graphs = group.capture(ref);
@@ -156,6 +188,11 @@ int rank_main(size_t scene, uint64_t seed, uint32_t first_cycle) {
       begun.wait();
       die_now();
     }
+    mep_comm_t grown = nullptr;
+    need(mep_comm_grow(comm, 1, 30'000, &grown), "mep_comm_grow");
+    use_grown(grown, rank, s.ranks, group.use(rank).stream);
+    need(mep_comm_destroy(grown), "mep_comm_destroy of the grown one");
+    works(group, sums, ref, graphs, rank);
   }
   for (const cudaGraphExec_t graph : graphs) cuda(cudaGraphExecDestroy(graph));
   return failure_count() == 0 ? 0 : 1;
@@ -181,7 +218,7 @@ int start(const char* program, size_t scene, uint64_t seed) {
   }
   uint32_t deaths = 0;
   int failed = 0;
-  for (size_t ended = 0; ended < s.ranks + deaths;) {
+  for (size_t ended = 0; ended < children.size() + deaths;) {
     int status = 0;
     const pid_t child = waitpid(-1, &status, 0);
     if (child < 0) return 1;
@@ -193,6 +230,7 @@ int start(const char* program, size_t scene, uint64_t seed) {
     if (is_victim) {
       ++deaths;
       children[rank] = start_rank(program, rank, scene, seed, deaths);
+      if (deaths == kCycles) children.push_back(start_rank(program, s.ranks, scene, seed, deaths));
     } else if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
       std::printf("FAILED: rank %u ended with status 0x%x\n", rank, status);
       for (const pid_t other : children) (void)kill(other, SIGKILL);
@@ -200,9 +238,10 @@ int start(const char* program, size_t scene, uint64_t seed) {
     }
   }
   if (deaths != kCycles) failed = 1;
-  std::printf("  %u processes, %s%s%s%s: %u replaced\n", s.ranks, s.fp8 ? "fp8" : "bf16",
-              s.slotted ? ", slotted" : "", s.with_map ? ", mapped experts" : "",
-              s.throughput ? ", high throughput" : "", deaths);
+  std::printf("  %u processes, %s%s%s%s: %u replaced, one more came\n", s.ranks,
+              s.fp8 ? "fp8" : "bf16", s.slotted ? ", slotted" : "",
+              s.with_map ? ", mapped experts" : "", s.throughput ? ", high throughput" : "",
+              deaths);
   return failed;
 }
 
@@ -211,7 +250,10 @@ int start(const char* program, size_t scene, uint64_t seed) {
 int main(int argc, char** argv) {
   (void)std::setvbuf(stdout, nullptr, _IOLBF, 0);
   if (argc > 4 && std::strcmp(argv[1], "--rank") == 0) {
-    return rank_main(std::strtoul(argv[2], nullptr, 10), std::strtoull(argv[3], nullptr, 10),
+    const size_t scene = std::strtoul(argv[2], nullptr, 10);
+    const auto rank = static_cast<uint32_t>(std::atoi(std::getenv("MEP_RANK")));
+    if (rank == kScenes[scene].ranks) return newcomer_main(scene);
+    return rank_main(scene, std::strtoull(argv[3], nullptr, 10),
                      static_cast<uint32_t>(std::strtoul(argv[4], nullptr, 10)));
   }
   if (!gpu_is_there()) return kSkipped;

@@ -222,7 +222,8 @@ mep_result_t hand_out(const ResolvedConfig& config, Entering* entering, const Ad
   } else if (entering->world->self_slot() >= first_size) {
     mep_comm_t grown = nullptr;
     MEP_TRY(make_grown(nullptr, nullptr, entering->world, size_with(admission.added), admission,
-                       config.timeout_ms, &grown));
+                       config.timeout_ms,
+                       entering->places.empty() ? nullptr : entering->places.data(), &grown));
     made.reset(grown);
   } else {
     return fail(MEP_ERR_INTERNAL, "the members named no world for rank %u",

@@ -148,11 +148,30 @@ mep_result_t begin_grown(const std::shared_ptr<World>& world, uint32_t size,
   return (*out)->comm->begin(1, 1, &members);
 }
 
+// All members and joiners have GPUs, or none has.
+mep_result_t add_gpu(mep_comm* handle, const GpuPlace* place) {
+  const uint8_t mine[] = {place != nullptr, place == nullptr};
+  uint8_t any[] = {0, 0};
+  MEP_TRY(handle->comm->run(Collective::k_allreduce, {mine, any, 2, MEP_UINT8, MEP_MAX, 0}));
+  if (any[0] != 0 && any[1] != 0) {
+    return fail(MEP_ERR_MISMATCH, "some ranks have MEP_COMM_SET_DEVICE and others have not");
+  }
+  if (place == nullptr) return MEP_SUCCESS;
+  const std::span<const char* const> steps = GpuBackend::steps();
+  for (size_t i = 0; i < steps.size(); ++i) {
+    MEP_TRY(step_together(*handle->comm, steps[i], [&] {
+      return GpuBackend::take_step(i, *handle->comm, *place, &handle->backend);
+    }));
+  }
+  return MEP_SUCCESS;
+}
+
 }  // namespace
 
 mep_result_t make_grown(Comm* members, const PassedReports* passed,
                         const std::shared_ptr<World>& world, uint32_t size,
-                        const Admission& admission, uint32_t timeout_ms, mep_comm_t* grown) {
+                        const Admission& admission, uint32_t timeout_ms, const GpuPlace* place,
+                        mep_comm_t* grown) {
   std::unique_ptr<mep_comm> handle;
   const auto begin = [&] { return begin_grown(world, size, admission, &handle); };
   const auto finish = [&] { return handle->comm->finish(Deadline::after_ms(timeout_ms)); };
@@ -165,6 +184,7 @@ mep_result_t make_grown(Comm* members, const PassedReports* passed,
   }
   {
     const CallScope scope(handle.get());
+    MEP_TRY(add_gpu(handle.get(), place));
     MEP_TRY(share_reports(*handle->comm, passed));
   }
   *grown = handle.release();
@@ -221,12 +241,16 @@ mep_result_t await_departures(const Comm& world_comm, mep_result_t result) {
   return result;
 }
 
-mep_result_t grow(Comm& world_comm, int32_t count, uint32_t timeout_ms, mep_comm_t* grown) {
+mep_result_t grow(mep_comm_t from, int32_t count, uint32_t timeout_ms, mep_comm_t* grown) {
+  Comm& world_comm = *from->comm;
   const std::shared_ptr<World>& world = world_comm.world_ptr();
+  const GpuBackend* gpu = from->backend->gpu_backend();
   membership::SlotSet wanted;
   uint32_t size = 0;
-  const mep_result_t ready =
-      guarded([&] { return choose_slots(world_comm, count, &wanted, &size); });
+  const mep_result_t ready = guarded([&]() -> mep_result_t {
+    MEP_TRY(check_streams(from));
+    return choose_slots(world_comm, count, &wanted, &size);
+  });
   if (ready == MEP_ERR_INVALID_ARGUMENT) return ready;
   PassedReports passed(world_comm);
   MEP_TRY(meet(world_comm, &passed, ready, kReady));
@@ -237,7 +261,8 @@ mep_result_t grow(Comm& world_comm, int32_t count, uint32_t timeout_ms, mep_comm
   // A member that died before the admission is not in its view: the meeting passes over it, like the one before.
   mep_result_t result = meet(world_comm, &passed, admitted, kAdmitted);
   if (result == MEP_SUCCESS && added.size() == static_cast<size_t>(count)) {
-    result = make_grown(&world_comm, &passed, world, size, admission, timeout_ms, grown);
+    result = make_grown(&world_comm, &passed, world, size, admission, timeout_ms,
+                        gpu != nullptr ? &gpu->place() : nullptr, grown);
     return result == MEP_SUCCESS ? result : await_departures(world_comm, result);
   }
   if (result == MEP_SUCCESS) {
@@ -298,7 +323,7 @@ mep_result_t mep_comm_grow(mep_comm_t world, int32_t count, uint32_t timeout_ms,
     const CallScope scope(world);
     MEP_TRY(scope.check());
     MEP_TRY(covers_all(*world->comm));
-    MEP_TRY(grow(*world->comm, count, timeout_ms, grown));
+    MEP_TRY(grow(world, count, timeout_ms, grown));
     (*grown)->belongs_to(world);
     return MEP_SUCCESS;
   });

@@ -37,7 +37,7 @@ constexpr size_t kMaxTextBytes = 4096;
     }
     if ((config.flags & MEP_COMM_AUTO_RECOVER) != 0) {
       return fail(MEP_ERR_UNSUPPORTED,
-                  "MEP_COMM_AUTO_RECOVER on a device is not built yet: joiners cannot be admitted");
+                  "MEP_COMM_AUTO_RECOVER on a device is not built yet: call mep_recover_ranks");
     }
   } else if (config.device != 0) {
     return fail(MEP_ERR_INVALID_ARGUMENT,

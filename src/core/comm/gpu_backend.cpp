@@ -10,8 +10,7 @@
 namespace mep {
 namespace {
 
-constexpr const char* kChildSteps[] = {"make its GPU's part of a communicator",
-                                       "reach its peers' GPUs"};
+constexpr const char* kSteps[] = {"make its GPU's part of a communicator", "reach its peers' GPUs"};
 constexpr timespec kWatchPause{0, 1'000'000};
 
 }  // namespace
@@ -84,17 +83,18 @@ void GpuBackend::watch_all() {
 
 // --- Children -------------------------------------------------------------------------------------
 
-std::span<const char* const> GpuBackend::child_steps() const {
-  return kChildSteps;
+std::span<const char* const> GpuBackend::steps() {
+  return kSteps;
 }
 
-mep_result_t GpuBackend::take_child_step(size_t step, Comm& child, std::unique_ptr<Backend>* made) {
+mep_result_t GpuBackend::take_step(size_t step, Comm& comm, const GpuPlace& place,
+                                   std::unique_ptr<Backend>* made) {
   if (step == 0) {
     std::unique_ptr<GpuBackend> side;
-    MEP_TRY(make_gpu_backend(child, place_, {}, &side));
+    MEP_TRY(make_gpu_backend(comm, place, {}, &side));
     GpuBackend& opened = *side;
     *made = std::move(side);
-    return opened.connect(Deadline::after_ms(comm_.timeout_ms()));
+    return opened.connect(Deadline::after_ms(comm.timeout_ms()));
   }
   GpuBackend* side = (*made)->gpu_backend();
   if (step != 1 || side == nullptr) {

@@ -80,8 +80,14 @@ class GpuBackend : public Backend {
   virtual mep_result_t take_failure() = 0;
   mep_result_t set_op_status(mep_op_status_t* status, uint64_t bytes) override;
   void revoke() override {}
-  std::span<const char* const> child_steps() const override;
-  mep_result_t take_child_step(size_t step, Comm& child, std::unique_ptr<Backend>* made) override;
+  std::span<const char* const> child_steps() const override { return steps(); }
+  mep_result_t take_child_step(size_t step, Comm& child, std::unique_ptr<Backend>* made) override {
+    return take_step(step, child, place_, made);
+  }
+  // The steps by which a communicator gets a GPU at `place`.
+  static std::span<const char* const> steps();
+  [[nodiscard]] static mep_result_t take_step(size_t step, Comm& comm, const GpuPlace& place,
+                                              std::unique_ptr<Backend>* made);
 
   // Memory of a part that has gone, which kernels may still touch and views of it still show.
   void keep_memory(std::shared_ptr<const void> memory) { kept_.push_back(std::move(memory)); }
