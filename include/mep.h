@@ -877,7 +877,8 @@ enum { MEP_SCALE_ROW_MAJOR = 0, MEP_SCALE_COLUMN_MAJOR = 1 };        /* scale_la
  * IN_STEP: the calls of the ranks stay in step when ranks go, for programs that go on without an agreement: each rank
  *   makes its next call whatever the last returned. No call only reports a change of the membership. A call that another
  *   rank had made when the change came is over on all: a rank that makes it later gets MEP_ERR_PEER_FAILED, with nothing
- *   received. Host memory, not with MEP_COMM_UNIFORM, the same on all ranks. 0.2 */
+ *   received. On GPUs the record at op_status says so, and a call waits while a view change is decided; calls that a
+ *   graph captured are not counted. Not with MEP_COMM_UNIFORM, the same on all ranks. 0.2 */
 enum { MEP_EP_NO_ROW_MEMORY = 1u << 0, MEP_EP_IN_STEP = 1u << 1 };
 
 typedef struct mep_ep_config_t {

@@ -135,6 +135,7 @@ inline void fills_callers_rows(uint64_t seed) {
       std::vector<uint16_t> x(size_t{kMost} * kRow);
       for (size_t at = 0; at < x.size(); ++at)
         x[at] = row_of(i, static_cast<uint32_t>(at / kRow), round);
+      cuda(cudaSetDevice(gpu_of_comm(comms[i])));
       cuda(cudaMemcpy(parts[i].x, x.data(), x.size() * 2, cudaMemcpyDefault));
       cuda(cudaMemset(parts[i].rows, kPoison, size_t{kRanks} * kMost * kRow * 2));
     }
@@ -210,6 +211,7 @@ inline void counts_layouts(uint64_t seed) {
   auto* experts = device_memory<int32_t>(kExpertsOfAll);
   auto* there = device_memory<uint8_t>(in_rank.size());
   for (const bool is_narrow : {false, true}) {
+    (void)group.use(0);
     const void* from = is_narrow ? static_cast<const void*>(narrow.data()) : given.data();
     cuda(cudaMemcpy(index, from, given.size() * (is_narrow ? 4 : 8), cudaMemcpyDefault));
     cuda(cudaMemset(ranks, kPoison, 8));

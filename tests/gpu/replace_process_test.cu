@@ -1,14 +1,25 @@
 // Ranks that are processes are killed on GPUs, one after the other, and replaced: collectives, dispatch and combine, eager
 // and by graphs that survivors captured before the first death, give the same bytes as on hosts after each
 // replacement. At last a rank comes in addition. Started without --rank it starts the ranks, and replacements of those
-// that die. The seed is printed; MEP_TEST_SEED replays it.
+// that die. The seed is printed; MEP_TEST_SEED replays it. REPLACE_CYCLES=N: so many deaths, one scene; each replacement
+// is ready before it is admitted, and rank 0, which stays, prints how long that takes and what is held afterwards.
+#include <chrono>
+#include <fstream>
+#include <iterator>
+
 #include "ep_device_rig.hpp"
 
 namespace {
 
 using namespace ep_device;
 
-constexpr uint32_t kCycles = 3;
+uint32_t cycles() {
+  static const char* const given = std::getenv("REPLACE_CYCLES");
+  return given != nullptr ? static_cast<uint32_t>(std::atoi(given)) : 3;
+}
+bool is_timed() {
+  return std::getenv("REPLACE_CYCLES") != nullptr;
+}
 constexpr size_t kCount = 20'000;
 constexpr int kReplays = 3;
 
@@ -17,7 +28,23 @@ const Shape kScenes[] = {
 
 // The rank that dies in a cycle; the last is first.
 uint32_t victim_of(uint32_t cycle, uint32_t ranks) {
-  return ranks - 1 - cycle % ranks;
+  return ranks - 1 - cycle % (is_timed() ? ranks - 1 : ranks);
+}
+
+size_t lines_of(const char* file) {
+  std::ifstream from(file);
+  return static_cast<size_t>(std::count(std::istreambuf_iterator<char>(from), {}, '\n'));
+}
+
+void tell_times(double began_s, double admitted_s) {
+  size_t free_bytes = 0, all_bytes = 0;
+  cuda(cudaMemGetInfo(&free_bytes, &all_bytes));
+  const auto descriptors = std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+  std::printf(
+      "  admitted in %.1f ms, all work after %.1f ms; %zu MiB of the GPU in use, %td descriptors, "
+      "%zu mappings\n",
+      (admitted_s - began_s) * 1e3, (now_s() - began_s) * 1e3, (all_bytes - free_bytes) >> 20,
+      descriptors, lines_of("/proc/self/maps"));
 }
 
 struct Sums {
@@ -131,8 +158,15 @@ void replace(Group& group, Sums& sums, uint32_t rank, uint32_t cycle) {
   }
   const auto victim = static_cast<int32_t>(victim_of(cycle, group.s.ranks));
   int32_t admitted = 0;
+  if (is_timed()) std::this_thread::sleep_for(std::chrono::seconds(4));  // the replacement starts
+  const double began = now_s();
   need(mep_recover_ranks(r.comm, &victim, 1, 30'000, &admitted), "mep_recover_ranks");
   GPU_CHECK(admitted == 1, "rank %u: %d were admitted", rank, admitted);
+  const double done = now_s();
+  if (is_timed()) {
+    sums.replay(group.s.ranks, r.stream, "at once");
+    if (rank == 0) tell_times(began, done);
+  }
   if (cycle % 2 != 0) hear_of_it(group, rank);
 }
 
@@ -173,9 +207,10 @@ int rank_main(size_t scene, uint64_t seed, uint32_t first_cycle) {
   const std::vector<cudaGraphExec_t> graphs = group.capture(ref);
   {
     Sums sums(comm, rank, group.use(rank).stream);
+    if (joined && is_timed()) sums.replay(s.ranks, group.use(rank).stream, "at once");
     for (uint32_t cycle = first_cycle;; ++cycle) {
       works(group, sums, ref, graphs, rank);
-      if (cycle == kCycles) break;
+      if (cycle == cycles()) break;
       need(mep_barrier(comm, group.use(rank).stream), "mep_barrier");
       group.synchronize();
       if (victim_of(cycle, s.ranks) != rank) {
@@ -225,19 +260,19 @@ int start(const char* program, size_t scene, uint64_t seed) {
     ++ended;
     const auto rank = static_cast<uint32_t>(std::find(children.begin(), children.end(), child) -
                                             children.begin());
-    const bool is_victim = deaths < kCycles && rank == victim_of(deaths, s.ranks) &&
+    const bool is_victim = deaths < cycles() && rank == victim_of(deaths, s.ranks) &&
                            WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
     if (is_victim) {
       ++deaths;
       children[rank] = start_rank(program, rank, scene, seed, deaths);
-      if (deaths == kCycles) children.push_back(start_rank(program, s.ranks, scene, seed, deaths));
+      if (deaths == cycles()) children.push_back(start_rank(program, s.ranks, scene, seed, deaths));
     } else if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
       std::printf("FAILED: rank %u ended with status 0x%x\n", rank, status);
       for (const pid_t other : children) (void)kill(other, SIGKILL);
       failed = 1;
     }
   }
-  if (deaths != kCycles) failed = 1;
+  if (deaths != cycles()) failed = 1;
   std::printf("  %u processes, %s%s%s%s: %u replaced, one more came\n", s.ranks,
               s.fp8 ? "fp8" : "bf16", s.slotted ? ", slotted" : "",
               s.with_map ? ", mapped experts" : "", s.throughput ? ", high throughput" : "",
@@ -263,7 +298,7 @@ int main(int argc, char** argv) {
       given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
   std::printf("MEP_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
   int failed = 0;
-  for (size_t i = 0; i < std::size(kScenes) && failed == 0; ++i) {
+  for (size_t i = 0; i < (is_timed() ? 1 : std::size(kScenes)) && failed == 0; ++i) {
     failed |= start(argv[0], i, seed + 10 * i);
   }
   std::printf(failed == 0 ? "replace_process_test: passed\n" : "replace_process_test: FAILED\n");

@@ -41,7 +41,8 @@ GpuBuffers::GpuBuffers(Comm& comm, GpuBackend& backend, const EpShape& shape,
       shape_(shape),
       options_(options),
       geometry_(ep_device_geometry(shape, options, backend.reach())),
-      buffers_(shape.buffers) {}
+      buffers_(shape.buffers),
+      views_(comm) {}
 
 void GpuBuffers::leave() {
   for (const Buffer& buffer : buffers_) {
@@ -137,6 +138,7 @@ mep_result_t GpuBuffers::offer(const std::string& name, uint64_t window_seed) {
   MEP_TRY(DeviceMemory::create(backend_.device(), map_words * sizeof(uint32_t), &map_memory_));
   for (uint32_t i = 0; i < shape_.buffers; ++i) {
     buffers_[i].id = hash_bytes(window_seed, &i, sizeof i);
+    if (shape_.in_step()) views_.add_channel(buffers_[i].id);
     MEP_TRY(offer_buffer(&buffers_[i]));
   }
   return MEP_SUCCESS;
@@ -174,21 +176,21 @@ mep_result_t GpuBuffers::connect(const std::shared_ptr<const CommView>& view,
                                  const Deadline& deadline) {
   const DeviceScope scope(backend_.device());
   MEP_TRY(scope.check());
-  latest_.view = view;
-  MEP_TRY(connect_buffers(deadline));
+  views_.begin(view);
+  MEP_TRY(connect_buffers(*view, deadline));
   is_part_ = true;
   return backend_.add_part(this);
 }
 
-mep_result_t GpuBuffers::connect_buffers(const Deadline& deadline) {
-  const DeviceControl control = control_of(*latest_.view);
+mep_result_t GpuBuffers::connect_buffers(const CommView& view, const Deadline& deadline) {
+  const DeviceControl control = control_of(view);
   for (uint32_t i = 0; i < shape_.buffers; ++i) {
     Buffer& buffer = buffers_[i];
     if (buffer.queued != nullptr) {
-      MEP_TRY(buffer.queued->connect(*latest_.view, deadline, stream_->get()));
+      MEP_TRY(buffer.queued->connect(view, deadline, stream_->get()));
       buffer.window = buffer.queued->window();
     } else {
-      MEP_TRY(reach_peers(buffer, *latest_.view, deadline, stream_->get()));
+      MEP_TRY(reach_peers(buffer, view, deadline, stream_->get()));
       buffer.window = buffer.windows->own();
     }
     buffer.views = buffer.views_memory != nullptr ? buffer.views_memory->data() : buffer.window;
@@ -307,11 +309,6 @@ mep_result_t GpuBuffers::use_map(const std::shared_ptr<const ExpertMap>& map) {
 
 // --- Operations -----------------------------------------------------------------------------------
 
-GpuBuffers::LatestView GpuBuffers::latest() const {
-  const std::lock_guard lock(view_mutex_);
-  return latest_;
-}
-
 // Whether what was sent in the buffer's epoch has ended by a view change or with the world.
 bool GpuBuffers::is_over(const Buffer& buffer) const {
   return load_pinned(abort_word_) >= buffer.epoch || comm_.world().terminal_result() != MEP_SUCCESS;
@@ -328,10 +325,26 @@ mep_result_t GpuBuffers::check_call(const void* stream) const {
   return backend_.check_stream(stream);
 }
 
-// Before an operation begins: a call that meets a new view installs it. Where a rank was lost it reports the change
+// Before an operation begins.
+mep_result_t GpuBuffers::begin_call(Buffer& buffer, void* stream) {
+  if (!views_.in_step()) return catch_up(buffer, stream);
+  bool capturing = false;
+  MEP_TRY(is_capturing(stream, &capturing));
+  if (capturing) return MEP_SUCCESS;
+  const auto index = static_cast<uint32_t>(&buffer - buffers_.data());
+  const Deadline deadline = comm_.identity().change_deadline();
+  for (;;) {
+    EpViews::View now;
+    MEP_TRY(views_.take_number(index, buffer.epoch, deadline, &now));
+    if (now.view == nullptr) return MEP_SUCCESS;
+    MEP_TRY(move_to_view(buffer, *now.view, stream));
+  }
+}
+
+// A call that meets a new view installs it. Where a rank was lost it reports the change
 // and does nothing else. While a graph is captured nothing can be installed; its replays meet the view.
 mep_result_t GpuBuffers::catch_up(Buffer& buffer, void* stream) {
-  const LatestView now = latest();
+  const EpViews::View now = views_.latest();
   if (now.view->epoch == buffer.epoch && now.reported <= buffer.told) [[likely]]
     return MEP_SUCCESS;
   bool capturing = false;
@@ -344,7 +357,7 @@ mep_result_t GpuBuffers::catch_up(Buffer& buffer, void* stream) {
 }
 
 mep_result_t GpuBuffers::meet_joiners(const Deadline&) {
-  const LatestView now = latest();
+  const EpViews::View now = views_.latest();
   for (Buffer& buffer : buffers_) {
     if (now.view->epoch == buffer.epoch) continue;
     MEP_TRY(move_to_view(buffer, *now.view, stream_->get()));
@@ -407,7 +420,7 @@ mep_result_t GpuBuffers::dispatch(EpHandle& handle, const mep_dispatch_send_t* s
       check_dispatch_call(backend_.device(), shape_, buffer.calls, handle, view, send, receive));
   if (send != nullptr) {
     if (buffer.calls.is_sent() && !is_over(buffer)) return buffer.calls.busy();
-    MEP_TRY(catch_up(buffer, stream));
+    MEP_TRY(begin_call(buffer, stream));
     if (is_replay(*send)) {
       MEP_TRY(check_replay(handle.epoch, handle.tokens, buffer.epoch, send->num_tokens));
     }
@@ -438,7 +451,7 @@ mep_result_t GpuBuffers::combine(EpHandle& handle, const mep_combine_send_t* sen
   mep_ep_view_t view{};
   fill_view(handle.buffer, &view);
   MEP_TRY(check_combine_call(backend_.device(), shape_, buffer.calls, handle, view, send, receive));
-  if (send != nullptr) MEP_TRY(catch_up(buffer, stream));
+  if (send != nullptr) MEP_TRY(begin_call(buffer, stream));
   mep_combine_receive_t outputs{};
   if (receive != nullptr) outputs = with_status(*receive, buffer.status);
   MEP_TRY(check_cuda(device::ep_combine(launch(buffer, handle), send,
@@ -453,7 +466,7 @@ mep_result_t GpuBuffers::last_op(uint32_t index, mep_op_info_t* info) {
   Buffer& buffer = buffers_[index];
   const DeviceScope scope(backend_.device());
   MEP_TRY(scope.check());
-  const LatestView now = latest();
+  const EpViews::View now = views_.latest();
   if (now.view->epoch != buffer.epoch) {
     MEP_TRY(move_to_view(buffer, *now.view, stream_->get()));
   }
@@ -467,17 +480,9 @@ mep_result_t GpuBuffers::last_op(uint32_t index, mep_op_info_t* info) {
 // --- View changes and reports ---------------------------------------------------------------------
 
 void GpuBuffers::install(const std::shared_ptr<const CommChange>& change,
-                         const membership::Proposal*) {
-  if (change == nullptr) return;  // the epoch goes on
-  {
-    const std::lock_guard lock(view_mutex_);
-    latest_.view = change->view;
-    if (change->is_reported) {
-      latest_.reported = change->view->epoch;
-      latest_.result = change->result;
-      latest_.text = change->text;
-    }
-  }
+                         const membership::Proposal* committed) {
+  views_.install(change, committed);
+  if (change == nullptr) return;
   // After the view: who sees the word finds it there.
   if (load_pinned(abort_word_) < change->epoch) store_pinned(abort_word_, change->epoch);
   for (const Buffer& buffer : buffers_) {
@@ -486,6 +491,7 @@ void GpuBuffers::install(const std::shared_ptr<const CommChange>& change,
 }
 
 void GpuBuffers::terminate() {
+  views_.terminate();
   for (const Buffer& buffer : buffers_) {
     if (buffer.queued != nullptr) buffer.queued->end();
   }
@@ -508,7 +514,7 @@ void GpuBuffers::read_reports() {
         break;
       case device::Cause::kAborted: {
         const mep_result_t terminal = comm_.world().terminal_result();
-        result = terminal != MEP_SUCCESS ? terminal : latest().result;
+        result = terminal != MEP_SUCCESS ? terminal : views_.latest().result;
         break;
       }
       default:

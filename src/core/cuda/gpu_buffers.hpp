@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "core/cuda/ep_call.hpp"
+#include "core/cuda/ep_views.hpp"
 #include "core/cuda/gpu_windows.hpp"
 #include "core/cuda/queued_buffer.hpp"
 #include "core/ep/ep_buffers.hpp"
@@ -60,6 +61,10 @@ class GpuBuffers final : public EpBuffers, public GpuPart {
   void leave() override;
 
   // --- The control thread ---
+  void describe(std::vector<membership::ChannelState>* channels) const override {
+    views_.describe(channels);
+  }
+  void freeze(std::vector<membership::ChannelState>* channels) override { views_.freeze(channels); }
   void install(const std::shared_ptr<const CommChange>& change,
                const membership::Proposal* committed) override;
   void terminate() override;
@@ -82,23 +87,15 @@ class GpuBuffers final : public EpBuffers, public GpuPart {
     EpCallState calls;
   };
 
-  // Left by the control thread for the user's thread.
-  struct LatestView {
-    std::shared_ptr<const CommView> view;
-    uint64_t reported = 0;  // epoch after the last change that callers are told of
-    mep_result_t result = MEP_ERR_PEER_FAILED;  // why it changed
-    std::string text;
-  };
-
   mep_result_t check_host_memory() const;
   mep_result_t offer_buffer(Buffer* buffer);
   mep_result_t reach_peers(Buffer& buffer, const CommView& view, const Deadline& deadline,
                            void* stream);
-  mep_result_t connect_buffers(const Deadline& deadline);
+  mep_result_t connect_buffers(const CommView& view, const Deadline& deadline);
   mep_result_t choose_ctas();
   device::DeviceControl control_of(const CommView& view) const;
-  LatestView latest() const;
   mep_result_t check_call(const void* stream) const;
+  mep_result_t begin_call(Buffer& buffer, void* stream);
   mep_result_t catch_up(Buffer& buffer, void* stream);
   mep_result_t move_to_view(Buffer& buffer, const CommView& view, void* stream);
   bool is_over(const Buffer& buffer) const;
@@ -128,8 +125,7 @@ class GpuBuffers final : public EpBuffers, public GpuPart {
   std::vector<std::shared_ptr<DeviceMemory>> handle_memory_;  // of all handles that ever were
   std::vector<std::byte*> free_handles_;
 
-  mutable std::mutex view_mutex_;
-  LatestView latest_;
+  EpViews views_;
 
   std::mutex report_mutex_;
   mep_result_t failure_ = MEP_SUCCESS;  // the first that nobody was told of

@@ -37,9 +37,6 @@ mep_result_t refuse_unbuilt(const mep_ep_config_t& config, bool on_device) {
   if (config.expert_alignment > 1 && !high_throughput) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "expert_alignment belongs to MEP_EP_HIGH_THROUGHPUT");
   }
-  if ((config.flags & MEP_EP_IN_STEP) != 0 && on_device) {
-    return fail(MEP_ERR_UNSUPPORTED, "flags: MEP_EP_IN_STEP is not built for GPUs");
-  }
   if (config.num_sms != 0 && !on_device) {
     return fail(MEP_ERR_UNSUPPORTED, "num_sms is for CUDA communicators; this is a host one");
   }

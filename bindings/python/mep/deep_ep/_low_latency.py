@@ -55,7 +55,6 @@ class LowLatency:
     def __init__(self, comm: "mep.Comm", goes_on: bool, owned: bool, newcomer: bool = False):
         self.comm, self.goes_on, self._newcomer = comm, goes_on, newcomer
         self.streams = None if comm.device is None else Streams(comm.device)
-        self._keeps_step = goes_on and self.streams is None
         self._objects: "Dict[Tuple[Any, ...], Any]" = {}  # lanes of the binding, by sizes and kind of rows
         self._leaving = weakref.finalize(self, _leave_at_last, comm) if owned else None
 
@@ -113,22 +112,17 @@ class LowLatency:
         return (self.goes_on and isinstance(problem, (mep.PeerFailedError, mep.PeerLeftError))
                 and (problem.info is None or problem.info.seq == 0))
 
-    def failed(self, ep: "mep.Ep", buffer: int, code: int, text: str, attempt: int) -> Optional[tuple[Any, ...]]:
-        """For the binding, after a dispatch or combine: (exception, whether the call counts as made), or None: it is to be
-        made again."""
+    def failed(self, ep: "mep.Ep", buffer: int, code: int, text: str) -> "tuple[mep.Error, bool]":
+        """For the binding, after a dispatch or combine: (exception, whether the call counts as made)."""
         problem = error(code, text)
         begun = not isinstance(problem, _REFUSED)
         if begun:
             problem.info = ep._news(buffer, code)
-        if self._keeps_step:
-            return problem, begun
-        if attempt < self.comm.size and self._only_tells(problem):
-            return None
-        return problem, begun and (problem.info is None or problem.info.seq != 0)
+        return problem, begun and (self.goes_on or problem.info is None or problem.info.seq != 0)
 
     def make_ep(self, **options: Any) -> "mep.Ep":
         """An EP object, made by all ranks."""
-        return mep.Ep(self.comm, in_step=self._keeps_step, **options)
+        return mep.Ep(self.comm, in_step=self.goes_on, **options)
 
     # ---- arguments --------------------------------------------------------------------------------------
 

@@ -148,14 +148,11 @@ CallEnd BufferCalls::call_blocking(std::function<mep_result_t()> call) const {
 
 Failure BufferCalls::run(const py::object& owner, const py::object& ep, size_t buffer,
                          const std::function<CallEnd()>& call) {
-  for (int attempt = 0;; ++attempt) {
-    const CallEnd end = call();
-    if (end.result >= 0) return {};
-    const py::object told = owner.attr("failed")(ep, buffer, end.result, end.text, attempt);
-    if (told.is_none()) continue;
-    const auto [exception, has_begun] = told.cast<std::pair<py::object, bool>>();
-    return {exception, has_begun};
-  }
+  const CallEnd end = call();
+  if (end.result >= 0) return {};
+  const py::object told = owner.attr("failed")(ep, buffer, end.result, end.text);
+  const auto [exception, has_begun] = told.cast<std::pair<py::object, bool>>();
+  return {exception, has_begun};
 }
 
 void add_buffer_streams(py::module_& module) {

@@ -95,7 +95,7 @@ class BufferCalls {
   CallEnd call_on(const c10::Stream& stream, const StreamCall& call) const;
   // On the calling thread, and Ctrl-C is answered on the main thread: a helper makes the call there.
   CallEnd call_blocking(std::function<mep_result_t()> call) const;
-  // Makes the call, again where it did nothing but tell of ranks that have gone. owner.failed() says what follows from
+  // Makes the call. owner.failed() says what follows from
   // an error.
   static Failure run(const py::object& owner, const py::object& ep, size_t buffer,
                      const std::function<CallEnd()>& call);

@@ -1,0 +1,206 @@
+// MEP_EP_IN_STEP on GPUs: a rank goes while some of the others have made a call and some make it later; nobody agrees on
+// anything. The calls of those that stay belong together all the same: a row never meets a call of another round, and no
+// kernel waits for one that another rank has behind it. The seed is printed; MEP_TEST_SEED replays it. With --one-each
+// each GPU has one rank: kernels of two ranks on real GPUs may get one hardware queue, where one waits for the other.
+#include <atomic>
+#include <random>
+
+#include "abi_rig.hpp"
+
+namespace {
+
+using namespace gpu_test;
+
+constexpr uint32_t kTokens = 2, kHidden = 64, kTopK = 2, kRoundsAfter = 4, kCalls = 2;
+
+struct Case {
+  uint64_t seed;
+  uint32_t ranks, victim, round, call;
+
+  Case(uint64_t given, uint32_t wanted) : seed(given) {
+    std::mt19937_64 random(given);
+    ranks = 3 + random() % 3;
+    if (wanted != 0) ranks = wanted;
+    victim = static_cast<uint32_t>(random() % ranks);
+    round = 1 + random() % 2;
+    call = random() % kCalls;
+  }
+  // Whether the rank makes the call of the loss once it knows of it.
+  bool is_late(uint32_t rank) const { return std::mt19937_64(seed * 64 + rank)() % 2 == 0; }
+  bool is_clean(uint32_t at) const { return at < round || at >= round + 2; }
+  uint32_t expert(uint32_t at, uint32_t rank, uint32_t token, uint32_t k) const {
+    return (at + rank + token + k) % ranks;
+  }
+  // A bfloat16 without rounding.
+  static uint16_t value(uint32_t at, uint32_t rank) {
+    const auto number = static_cast<float>(1 + rank + 8 * at);
+    uint32_t bits = 0;
+    std::memcpy(&bits, &number, 4);
+    return static_cast<uint16_t>(bits >> 16);
+  }
+};
+
+template <class T>
+struct Pinned {
+  T* data = nullptr;
+  explicit Pinned(size_t count) { cuda(cudaMallocHost(&data, count * sizeof(T))); }
+  ~Pinned() { cuda(cudaFreeHost(data)); }
+  Pinned(const Pinned&) = delete;
+};
+
+class Rank {
+ public:
+  Rank(const Case& c, uint32_t rank, mep_comm_t comm)
+      : c_(c), rank_(rank), comm_(comm), rows_(c.ranks * kTokens * kTopK * kHidden) {
+    cuda(cudaSetDevice(gpu_of(rank)));
+    cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    mep_ep_config_t config;
+    mep_ep_config_defaults(&config);
+    config.flags = MEP_EP_IN_STEP;
+    config.max_tokens_per_rank = kTokens;
+    config.hidden = kHidden;
+    config.top_k = kTopK;
+    config.num_experts = c.ranks;
+    need(mep_ep_create(comm, &config, &ep_), "mep_ep_create in step");
+    need(mep_ep_handle_create(ep_, 0, &handle_), "mep_ep_handle_create");
+  }
+  void close() {
+    need(mep_ep_handle_destroy(handle_), "mep_ep_handle_destroy");
+    need(mep_ep_destroy(ep_), "mep_ep_destroy");
+    cuda(cudaStreamDestroy(stream_));
+  }
+
+  void run() {
+    for (uint32_t round = 0; round <= c_.round + kRoundsAfter; ++round) {
+      for (uint32_t call = 0; call < kCalls; ++call) {
+        if (round == c_.round && call == c_.call && leaves()) return;
+        const mep_result_t result = call == 0 ? dispatch(round) : combine(round);
+        const bool is_loss = result == MEP_PARTIAL || result == MEP_ERR_PEER_FAILED;
+        GPU_CHECK(result == MEP_SUCCESS || (is_loss && !c_.is_clean(round)) ||
+                      (is_loss && round > c_.round && call == 1),
+                  "rank %u of %u, round %u, call %u: %s", rank_, c_.ranks, round, call,
+                  mep_result_string(result));
+      }
+    }
+  }
+
+ private:
+  bool leaves() {
+    if (rank_ == c_.victim) {
+      need(mep_comm_abort(comm_), "mep_comm_abort");
+      return true;
+    }
+    uint32_t state = MEP_PEER_ALIVE;
+    while (c_.is_late(rank_) && (state == MEP_PEER_ALIVE || state == MEP_PEER_SUSPECT)) {
+      need(mep_comm_peer_state(comm_, static_cast<int32_t>(c_.victim), &state), "peer state");
+    }
+    return false;
+  }
+
+  // How the kernel ended.
+  mep_result_t await(mep_result_t called) {
+    need(called, "a call in step");
+    cuda(cudaStreamSynchronize(stream_));
+    (void)mep_comm_async_result(comm_);
+    return status_.data->result;
+  }
+
+  mep_result_t dispatch(uint32_t round) {
+    for (uint32_t token = 0; token < kTokens; ++token) {
+      std::fill_n(x_.data + token * kHidden, kHidden, Case::value(round, rank_));
+      for (uint32_t k = 0; k < kTopK; ++k) {
+        experts_.data[token * kTopK + k] = c_.expert(round, rank_, token, k);
+      }
+    }
+    mep_dispatch_send_t send;
+    mep_dispatch_receive_t receive;
+    mep_dispatch_send_defaults(&send);
+    mep_dispatch_receive_defaults(&receive);
+    send.num_tokens = kTokens;
+    send.x = x_.data;
+    send.topk_idx = experts_.data;
+    receive.recv_x = rows_.data;
+    receive.layout_range = ranges_.data;
+    receive.op_status = status_.data;
+    receive.op_status_bytes = mep_op_status_size(static_cast<int32_t>(c_.ranks));
+    const mep_result_t result = await(mep_dispatch(handle_, &send, &receive, stream_));
+    if (is_error(result)) return result;
+    for (uint32_t source = 0; source < c_.ranks; ++source) {
+      const auto range = static_cast<uint64_t>(ranges_.data[source]);
+      const uint64_t begin = (range >> 32) * kHidden, end = begin + (range & 0xffffffff) * kHidden;
+      for (uint64_t i = begin; i < end; ++i) {
+        if (rows_.data[i] == Case::value(round, source)) continue;
+        GPU_CHECK(false, "rank %u of %u, round %u: a row of rank %u is of another round", rank_,
+                  c_.ranks, round, source);
+        break;
+      }
+    }
+    return result;
+  }
+  static bool is_error(mep_result_t result) { return result < 0; }
+
+  mep_result_t combine(uint32_t round) {
+    mep_combine_send_t terms;
+    mep_combine_receive_t sums;
+    mep_combine_send_defaults(&terms);
+    mep_combine_receive_defaults(&sums);
+    terms.y = rows_.data;
+    sums.out = out_.data;
+    sums.op_status = status_.data;
+    sums.op_status_bytes = mep_op_status_size(static_cast<int32_t>(c_.ranks));
+    const mep_result_t result = await(mep_combine(handle_, &terms, &sums, stream_));
+    if (result != MEP_SUCCESS || !c_.is_clean(round)) return result;
+    // Both terms came, and are of this round.
+    float value = 0;
+    const uint32_t bits = uint32_t{out_.data[0]} << 16;
+    std::memcpy(&value, &bits, 4);
+    GPU_CHECK(value == static_cast<float>(2 * (1 + rank_ + 8 * round)),
+              "rank %u of %u, round %u: the sum is %g", rank_, c_.ranks, round, value);
+    return result;
+  }
+
+  const Case& c_;
+  const uint32_t rank_;
+  mep_comm_t comm_;
+  mep_ep_t ep_ = nullptr;
+  mep_ep_handle_t handle_ = nullptr;
+  cudaStream_t stream_ = nullptr;
+  Pinned<uint16_t> x_{kTokens * kHidden}, rows_, out_{kTokens * kHidden};
+  Pinned<int64_t> experts_{kTokens * kTopK}, ranges_{8};
+  Pinned<mep_op_status_t> status_{4};
+};
+
+void run_case(uint64_t seed, uint32_t wanted) {
+  const Case c(seed, wanted);
+  mep_comm_config_t config = comm_config(true, 20'000);
+  config.flags |= MEP_COMM_PARTIAL;
+  std::vector<mep_comm_t> comms(c.ranks);
+  need(mep_comm_init_all(static_cast<int32_t>(c.ranks), &config, comms.data()),
+       "mep_comm_init_all");
+  std::vector<std::unique_ptr<Rank>> ranks(c.ranks);
+  in_threads(c.ranks,
+             [&](uint32_t rank) { ranks[rank] = std::make_unique<Rank>(c, rank, comms[rank]); });
+  in_threads(c.ranks, [&](uint32_t rank) { ranks[rank]->run(); });
+  in_threads(c.ranks, [&](uint32_t rank) { ranks[rank]->close(); });
+  close_comms(comms);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  (void)std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  if (!gpu_is_there()) return kSkipped;
+  const bool one_each = argc > 1 && std::strcmp(argv[1], "--one-each") == 0;
+  if (one_each && gpu_count() < 3) {
+    std::printf("fewer than three GPUs: skipped\n");
+    return kSkipped;
+  }
+  const auto ranks = static_cast<uint32_t>(one_each ? gpu_count() : 0);
+  const char* given = std::getenv("MEP_TEST_SEED");
+  const uint64_t seed =
+      given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
+  std::printf("MEP_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
+  for (uint64_t i = 0; i < 12 && failure_count() == 0; ++i) run_case(seed + i, ranks);
+  std::printf(failure_count() == 0 ? "in_step_test: passed\n" : "in_step_test: FAILED\n");
+  return failure_count() == 0 ? 0 : 1;
+}
