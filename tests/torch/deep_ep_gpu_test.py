@@ -3,6 +3,7 @@
 the GPU and back; and what only a GPU has: streams, events, graphs.
 """
 import os
+import signal
 import sys
 import unittest
 
@@ -196,11 +197,7 @@ def rank_handles():
     normal.rank_handles()
 
 
-def rank_mooncake():
-    """mep.mooncake.ep on GPUs, each form of a call."""
-    import torch
-    device = use_gpu()
-    _, dist, rank, ranks = begin()
+def mooncake_buffer():
     from mep.mooncake.ep import Buffer
 
     class OnGpu(Buffer):
@@ -223,15 +220,62 @@ def rank_mooncake():
                                                 real(handle), **named)
             made, hook = self._host(sums, hook, event)
             return made, event, hook
-    buffer = OnGpu(dist.group.WORLD)
+    return OnGpu
+
+
+def rank_mooncake():
+    """mep.mooncake.ep on GPUs, each form of a call."""
+    import torch
+    device = use_gpu()
+    _, dist, rank, ranks = begin()
+    buffer = mooncake_buffer()(dist.group.WORLD)
     active_ranks = torch.ones(ranks, dtype=torch.int32, device=device)
     for number, kind in enumerate(("fp8", "bf16")):
         for case in low_latency.cases(ranks, 60 + 10 * number):
             for hooked in (False, True):
                 low_latency.mooncake_layer(buffer, case, rank, kind, active_ranks, hooked=hooked)
-    low_latency.expect(NotImplementedError, "no replacements", buffer.update_ep_member)
     low_latency.expect(ValueError, "active_ranks is on cpu", lambda: buffer.dispatch(
         case.x[rank], case.topk_idx[rank], active_ranks.cpu(), MOST, case.experts, -1))
+    torch.cuda.synchronize()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def rank_replaced():
+    """A GPU's rank dies and is replaced, in Mooncake's calls."""
+    import torch
+    import torch.distributed as dist
+    import mep.mooncake
+    device = use_gpu()
+    from mep.mooncake import pg
+    life, rank, ranks = int(os.environ.get("LIFE", "0")), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    active_ranks = torch.ones(ranks, dtype=torch.int32, device=device)
+    mirror = torch.ones(ranks, dtype=torch.int32)
+    dist.init_process_group("mooncake-cpu", init_method=f"file://{os.environ['TEST_FOLDER']}/store", rank=rank,
+                            world_size=ranks, pg_options=pg.MooncakeBackendOptions(mirror, life > 0))
+    world = dist.group.WORLD
+    buffer = mooncake_buffer()(world)
+    victim = ranks - 1
+
+    def layers(first, absent=()):
+        for number, kind in enumerate(("fp8", "bf16", "fp8")):
+            low_latency.mooncake_layer(buffer, low_latency.Case(ranks, first + number, [3] * ranks), rank, kind,
+                                       active_ranks, absent=absent, hooked=number % 2 == 0)
+    if life == 0:
+        layers(20)
+        dist.barrier()
+        if rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        launch.wait_until(lambda: victim in buffer._joined().absent(), "the victim lives")
+        layers(30, absent={victim})
+        dist.barrier()  # tells the group of it
+        launch.wait_until(lambda: all(pg.get_peer_state(world, [victim])), "nobody comes")
+        assert pg.recover_ranks(world, [victim]).status is pg.ProposalStatus.Applied
+    else:
+        pg.join_group(world)
+    buffer.update_ep_member()
+    active_ranks.fill_(1)
+    layers(40)
     torch.cuda.synchronize()
     dist.barrier()
     dist.destroy_process_group()
@@ -430,6 +474,13 @@ class DeepEpGpuTest(unittest.TestCase):
 
     def test_mooncake(self):
         launch.run(__file__, "mooncake", gpus())
+
+    @unittest.skipIf(gpus() < 2, "one GPU")
+    def test_replaced(self):
+        processes, folder = launch.start(__file__, "replaced", gpus())
+        assert processes.pop().wait(launch.LIMIT_S) == -signal.SIGKILL
+        processes.append(launch.start_one(__file__, "replaced", gpus() - 1, gpus(), folder, LIFE="1"))
+        launch.finish(processes, folder)
 
     def test_intranode(self):
         launch.run(__file__, "intranode", gpus())

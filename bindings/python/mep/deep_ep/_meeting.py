@@ -83,9 +83,13 @@ class Place:
         """Waits for the other ranks. partial: operations go on without ranks that are lost. device: CUDA's number of
         the GPU whose memory operations work on; None: host memory."""
         if self.rank == 0:
+            self._store.set("on_gpus", str(device is not None))
             self._store.set("job", f"ep-{uuid.uuid4().hex}")
         return mep.init(partial=partial, **({} if device is None else {"device": device}), **self._options())
 
     def join(self, partial: bool) -> "mep.Comm":
-        """In the place of a rank that is gone: waits for the others' recover_ranks()."""
-        return mep.join(partial=partial, **self._options())
+        """In the place of a rank that is gone: waits for the others' recover_ranks(). On the current GPU, if they have
+        GPUs."""
+        on_gpus = self._store.get("on_gpus") == b"True"
+        device = {"device": torch.cuda.current_device()} if on_gpus else {}
+        return mep.join(partial=partial, **device, **self._options())

@@ -79,11 +79,11 @@ class Buffer:
     def update_ep_member(self) -> None:
         """Takes ranks in that the group has: replacements that it has recovered, and ranks that a 0 in active_ranks has
         left out. All ranks of the group call it, those too, with nothing pending."""
-        if self._calls is not None and self._calls.streams is not None:
-            raise NotImplementedError("a Buffer on a GPU takes no replacements yet")
         if self._calls is None and not self._is_newcomer:
             raise RuntimeError("the Buffer was not used yet, so nothing is to be updated")
         if self._calls is not None:
+            if self._calls.streams is not None:
+                torch.cuda.synchronize(self._calls.comm.device)
             try:
                 return self._calls.recover(_there(self.group, self.group_size))
             except mep.EvictedError:  # by a 0 in active_ranks; this rank comes back
