@@ -120,8 +120,8 @@ mep_result_t recover_ranks(mep_comm_t world, const int32_t* ranks, int32_t count
   Admission admission;
   MEP_TRY(admit(world_comm, wanted, count == 0 ? kReadyNowMs : timeout_ms, &admission));
   *admitted = static_cast<int32_t>(admission.added.size());
-  MEP_TRY(world->backend->meet_joiners(Deadline::after_ms(world_comm.timeout_ms())));
   const auto now = world_comm.latest_view();
+  MEP_TRY(world->backend->meet_joiners(Deadline::after_ms(world_comm.timeout_ms())));
   for (int32_t i = 0; i < count; ++i) {
     if (now->is_live(static_cast<uint32_t>(ranks[i]))) continue;
     std::string why =

@@ -35,7 +35,7 @@ void GpuChannel::begin(const std::shared_ptr<const CommView>& view) {
 }
 
 void GpuChannel::begin_joining() {
-  is_joining_ = is_adopting_ = true;
+  is_joining_ = true;
 }
 
 uint64_t GpuChannel::done() const {
@@ -69,6 +69,16 @@ void GpuChannel::forget_overtaken() {
   if (count == failures_told_ + 1 && failure_at(*post_, count) == kOvertaken) {
     failures_told_ = count;
   }
+}
+
+int32_t GpuChannel::owed_report(uint64_t installed, uint64_t seen) const {
+  const std::lock_guard lock(mutex_);
+  int32_t owed = 0;
+  for (uint64_t number = installed + 1; number <= seen; ++number) {
+    const int32_t result = post_->decisions[number % device::kCollDecisions].result;
+    if (result != kOvertaken) owed = result;
+  }
+  return owed;
 }
 
 // --- The control thread ---------------------------------------------------------------------------
@@ -113,6 +123,10 @@ void GpuChannel::resume() {
 void GpuChannel::publish(size_t count) {
   if (count == 0) return;
   uint64_t number = post_->installed;
+  // Kernels take in all at once, and tell of the first.
+  for (size_t i = 0; i < count && held_[0].result == kOvertaken; ++i) {
+    held_[0].result = held_[i].result;
+  }
   for (size_t i = 0; i < count; ++i) {
     post_->decisions[++number % device::kCollDecisions] = held_[i];
   }
@@ -142,7 +156,7 @@ void GpuChannel::install(const CommChange& change, const membership::Proposal& c
   view_ = change.view;
   held_.push_back(decision);
   holds_view_.store(true, std::memory_order_relaxed);
-  if (!is_adopting_ && reaches) publish(held_.size());
+  if (!is_joining_ && reaches) publish(held_.size());
 }
 
 // --- The watcher ----------------------------------------------------------------------------------

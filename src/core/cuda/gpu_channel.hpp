@@ -2,7 +2,7 @@
 // decisions, the watcher takes what kernels report, the user's thread their failures. None of them makes a CUDA call here.
 //
 // A view with ranks whose windows are not mapped yet is held back, and the channel stays frozen, until the user's thread
-// has mapped them and takes the device into that view (begin_adoption(), end_adoption()).
+// has mapped them and takes the device into that view (begin_adoption()).
 #pragma once
 
 #include <atomic>
@@ -45,27 +45,26 @@ class GpuChannel {
     uint64_t installed = 0;     // decisions with it
     bool joins = false;         // this rank comes by it
   };
-  // Publishes what is held now and leads to a view that `reaches` says is mapped, but for a joiner. Until
-  // end_adoption() nothing else is: ranks that adopt it later meet what came since in their next operation, and so must
-  // this one. False: there is nothing to adopt.
+  // Publishes what is held now and leads to a view that `reaches` says is mapped; for a joiner end_joining() does.
+  // False: there is nothing to adopt.
   template <class Reaches>
   [[nodiscard]] bool begin_adoption(const Reaches& reaches, Adoption* adoption) {
     const std::lock_guard lock(mutex_);
     if (ended_ || held_.empty() || !reaches(*view_)) return false;
-    is_adopting_ = true;
-    adopting_ = held_.size();
-    *adoption = {held_.back(), post_->installed + adopting_, is_joining_};
-    if (!is_joining_) publish(std::exchange(adopting_, 0));
+    *adoption = {held_.back(), post_->installed + held_.size(), is_joining_};
+    if (!is_joining_) publish(held_.size());
     return true;
   }
+  // The state that kernels read says what the first `installed` decisions led to.
   template <class Reaches>
-  void end_adoption(const Reaches& reaches) {
+  void end_joining(const Reaches& reaches) {
     const std::lock_guard lock(mutex_);
-    if (ended_) return;
-    is_adopting_ = is_joining_ = false;
-    publish(std::exchange(adopting_, 0));
-    if (reaches(*view_)) publish(held_.size());
+    is_joining_ = false;
+    if (!ended_ && reaches(*view_)) publish(held_.size());
   }
+  // How the next operation is to end where the library's own has taken in decisions behind the first `installed`, up to
+  // `seen`: others meet them in that operation. 0: it is not concerned.
+  int32_t owed_report(uint64_t installed, uint64_t seen) const;
   // The failure of the library's own operation, which ended by a decision that only lets joiners in, is told to nobody.
   void forget_overtaken();
 
@@ -96,9 +95,7 @@ class GpuChannel {
   mutable std::mutex mutex_;  // one writer of decisions at a time; guards the fields below
   uint64_t epoch_ = 1;
   bool ended_ = false;
-  bool is_joining_ = false;
-  bool is_adopting_ = false;  // what is held waits for the user's thread, come what may
-  size_t adopting_ = 0;       // of what is held: a joiner takes it in now
+  bool is_joining_ = false;  // what is held waits for the user's thread, come what may
   std::vector<device::CollDecision> held_;
   std::shared_ptr<const CommView> view_;  // after the last of them
   std::atomic<bool> holds_view_{false};   // relaxed: see holds_view()

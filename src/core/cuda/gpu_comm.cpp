@@ -303,9 +303,10 @@ mep_result_t GpuComm::adopt_held() {
   const auto reaches = [this](const CommView& view) { return windows_.reaches(view); };
   GpuChannel::Adoption adoption;
   if (!channel_.begin_adoption(reaches, &adoption)) return MEP_SUCCESS;
-  const mep_result_t adopted = adoption.joins ? begin_adopted(adoption) : go_on_adopted(adoption);
-  channel_.end_adoption(reaches);
-  return adopted;
+  if (!adoption.joins) return go_on_adopted(adoption);
+  MEP_TRY(begin_adopted(adoption));
+  channel_.end_joining(reaches);
+  return MEP_SUCCESS;
 }
 
 mep_result_t GpuComm::begin_adopted(const GpuChannel::Adoption& adoption) {
@@ -324,7 +325,10 @@ mep_result_t GpuComm::go_on_adopted(const GpuChannel::Adoption& adoption) {
     MEP_TRY(stream_->synchronize());
   }
   channel_.forget_overtaken();
-  return MEP_SUCCESS;
+  const int32_t owed = channel_.owed_report(adoption.installed, seen);
+  if (owed == 0) return MEP_SUCCESS;
+  MEP_TRY(copy_in_order(&state_->pending_report, &owed, sizeof owed, stream_->get()));
+  return stream_->synchronize();
 }
 
 // --- The watcher ----------------------------------------------------------------------------------
