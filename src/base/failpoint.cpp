@@ -61,6 +61,7 @@ constexpr const char* kPoints[] = {
     "join ready",
     "join welcomed",
     "joiner connect",
+    "joiner map",
     "joiner welcomed",
     "large copy",
     "large finish",

@@ -25,19 +25,22 @@ constexpr int kReplays = 3;
 
 struct Scene {
   Shape s;
-  bool is_flaky = false;  // the first replacement dies at once
+  bool is_flaky = false;     // the first replacement dies at once
+  bool dies_inside = false;  // rank 1 dies while it takes the first replacement in
 
   // The rank that dies in a cycle; the last is first.
   uint32_t victim(uint32_t cycle) const {
     if (is_flaky) cycle /= 2;
+    if (dies_inside && cycle == 1) return 1;
     return s.ranks - 1 - cycle % (is_timed() ? s.ranks - 1 : s.ranks);
   }
-  // Its replacement of the cycle before has died.
-  bool dies_at_once(uint32_t cycle) const { return is_flaky && cycle == 1; }
+  // A rank has died again before anything was done.
+  bool is_broken(uint32_t cycle) const { return (is_flaky || dies_inside) && cycle == 1; }
 };
 const Scene kScenes[] = {{{3, false}},
                          {{2, true, true}},
                          {{4, false, false, true}, true},
+                         {{4, true}, false, true},
                          {{3, true, false, false, true, true}}};
 
 size_t lines_of(const char* file) {
@@ -178,13 +181,12 @@ void replace(Group& group, Sums& sums, uint32_t rank, uint32_t cycle, const Scen
   while (mep_comm_async_result(r.comm) != MEP_SUCCESS) {
   }
   const auto gone = static_cast<int32_t>(scene.victim(cycle));
-  const bool dies_at_once = scene.dies_at_once(cycle + 1);
   int32_t admitted = 0;
   if (is_timed()) std::this_thread::sleep_for(std::chrono::seconds(4));  // the replacement starts
   const double began = now_s();
   const mep_result_t recovered = mep_recover_ranks(r.comm, &gone, 1, 30'000, &admitted);
   // It may have gone again by the end of the call.
-  if (recovered != MEP_ERR_TIMEOUT || !dies_at_once) {
+  if (recovered != MEP_ERR_TIMEOUT || !scene.is_broken(cycle + 1)) {
     need(recovered, "mep_recover_ranks");
     GPU_CHECK(admitted == 1, "rank %u: %d were admitted", rank, admitted);
   }
@@ -238,9 +240,12 @@ int rank_main(size_t index, uint64_t seed, uint32_t first_cycle) {
   const Shape& s = scene.s;
   const bool joined = first_cycle != 0;
   const auto rank = static_cast<uint32_t>(std::atoi(std::getenv("MEP_RANK")));
+  if (scene.dies_inside && !joined && rank == 1) {
+    (void)setenv("MEP_FAILPOINT", "joiner map=kill", 1);
+  }
   const Reference ref = on_hosts(s, s.ranks, seed);
   const mep_comm_t comm = joined ? join(rank, s.ranks) : begin(rank, s.ranks);
-  if (joined && scene.dies_at_once(first_cycle)) die_now();
+  if (joined && scene.is_flaky && first_cycle == 1) die_now();
   const mep_comm_t child = get_child(comm, rank, joined);
   Group group(s, {comm}, rank, joined);
   group.upload(ref);
@@ -249,7 +254,7 @@ int rank_main(size_t index, uint64_t seed, uint32_t first_cycle) {
     Sums sums(comm, rank, group.use(rank).stream);
     if (joined && is_timed()) sums.replay(s.ranks, group.use(rank).stream, "at once");
     for (uint32_t cycle = first_cycle;; ++cycle) {
-      if (scene.dies_at_once(cycle)) {
+      if (scene.is_broken(cycle)) {
         replace(group, sums, rank, cycle, scene);
         continue;
       }

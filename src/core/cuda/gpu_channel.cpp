@@ -71,10 +71,17 @@ void GpuChannel::forget_overtaken() {
   }
 }
 
-int32_t GpuChannel::owed_report(uint64_t installed, uint64_t seen) const {
+// How many are held up to the last that lets joiners in; under the lock.
+size_t GpuChannel::to_admission() const {
+  size_t count = held_.size();
+  while (count > 1 && held_[count - 1].result != kOvertaken) --count;
+  return count;
+}
+
+int32_t GpuChannel::owed_report(uint64_t admitted, uint64_t seen) const {
   const std::lock_guard lock(mutex_);
   int32_t owed = 0;
-  for (uint64_t number = installed + 1; number <= seen; ++number) {
+  for (uint64_t number = admitted + 1; number <= seen; ++number) {
     const int32_t result = post_->decisions[number % device::kCollDecisions].result;
     if (result != kOvertaken) owed = result;
   }
@@ -123,10 +130,6 @@ void GpuChannel::resume() {
 void GpuChannel::publish(size_t count) {
   if (count == 0) return;
   uint64_t number = post_->installed;
-  // Kernels take in all at once, and tell of the first.
-  for (size_t i = 0; i < count && held_[0].result == kOvertaken; ++i) {
-    held_[0].result = held_[i].result;
-  }
   for (size_t i = 0; i < count; ++i) {
     post_->decisions[++number % device::kCollDecisions] = held_[i];
   }
@@ -156,7 +159,10 @@ void GpuChannel::install(const CommChange& change, const membership::Proposal& c
   view_ = change.view;
   held_.push_back(decision);
   holds_view_.store(true, std::memory_order_relaxed);
-  if (!is_joining_ && reaches) publish(held_.size());
+  if (is_joining_ || !reaches) return;
+  // The next operation takes in all of them, and tells of the first.
+  if (held_[0].result == kOvertaken) held_[0].result = decision.result;
+  publish(held_.size());
 }
 
 // --- The watcher ----------------------------------------------------------------------------------

@@ -41,8 +41,9 @@ class GpuChannel {
   // A joiner: no kernel has run, and none will before it is in the view.
   void begin_joining();
   struct Adoption {
-    device::CollDecision last;  // that leads to the view
+    device::CollDecision last;  // that is adopted: of a joiner, the one that lets it in
     uint64_t installed = 0;     // decisions with it
+    uint64_t admitted = 0;      // decisions up to the last that lets joiners in
     bool joins = false;         // this rank comes by it
   };
   // Publishes what is held now and leads to a view that `reaches` says is mapped; for a joiner end_joining() does.
@@ -51,7 +52,10 @@ class GpuChannel {
   [[nodiscard]] bool begin_adoption(const Reaches& reaches, Adoption* adoption) {
     const std::lock_guard lock(mutex_);
     if (ended_ || held_.empty() || !reaches(*view_)) return false;
-    *adoption = {held_.back(), post_->installed + held_.size(), is_joining_};
+    const size_t admitted = to_admission();
+    const size_t count = is_joining_ ? admitted : held_.size();
+    *adoption = {held_[count - 1], post_->installed + count, post_->installed + admitted,
+                 is_joining_};
     if (!is_joining_) publish(held_.size());
     return true;
   }
@@ -62,9 +66,9 @@ class GpuChannel {
     is_joining_ = false;
     if (!ended_ && reaches(*view_)) publish(held_.size());
   }
-  // How the next operation is to end where the library's own has taken in decisions behind the first `installed`, up to
-  // `seen`: others meet them in that operation. 0: it is not concerned.
-  int32_t owed_report(uint64_t installed, uint64_t seen) const;
+  // How the next operation is to end where the library's own has taken in decisions behind the first `admitted`, up to
+  // `seen`: ranks that adopted the admission apart meet them in that operation. 0: it is not concerned.
+  int32_t owed_report(uint64_t admitted, uint64_t seen) const;
   // The failure of the library's own operation, which ended by a decision that only lets joiners in, is told to nobody.
   void forget_overtaken();
 
@@ -83,6 +87,7 @@ class GpuChannel {
 
  private:
   bool acknowledged(uint64_t word) const;
+  size_t to_admission() const;
   void publish(size_t count);
 
   const Comm& comm_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/failpoint.hpp"
 #include "base/status.hpp"
 #include "core/coll/check.hpp"
 #include "core/cuda/ep_call.hpp"
@@ -290,6 +291,7 @@ mep_result_t GpuComm::adopt_view(const Deadline& deadline) {
 
 // Maps the windows of the latest view, and tells the device where they are. No kernel runs.
 mep_result_t GpuComm::map_held(const Deadline& deadline) {
+  MEP_FAILPOINT("joiner map");
   MEP_TRY(windows_.connect(*channel_.view(), deadline));
   const std::vector<std::byte*> windows = windows_.addresses();
   MEP_TRY(copy_in_order(state_->windows, windows.data(), windows.size() * sizeof(std::byte*),
@@ -325,7 +327,7 @@ mep_result_t GpuComm::go_on_adopted(const GpuChannel::Adoption& adoption) {
     MEP_TRY(stream_->synchronize());
   }
   channel_.forget_overtaken();
-  const int32_t owed = channel_.owed_report(adoption.installed, seen);
+  const int32_t owed = channel_.owed_report(adoption.admitted, seen);
   if (owed == 0) return MEP_SUCCESS;
   MEP_TRY(copy_in_order(&state_->pending_report, &owed, sizeof owed, stream_->get()));
   return stream_->synchronize();
