@@ -48,6 +48,7 @@ void communicators_count_for_themselves(void**) {
 }
 
 void errors_by_kind(void**) {
+  std::barrier all(2);
   Report report;
   with_rank_threads(2, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
     Stats expected = no_stats();
@@ -84,6 +85,7 @@ void errors_by_kind(void**) {
     COLL_OK(found, mep_barrier(comm, nullptr));
     ++expected.collectives;
     check_stats(comm, expected, "before a rank leaves", found);
+    all.arrive_and_wait();
     if (rank == 1) return;
     COLL_EXPECT(found, MEP_ERR_PEER_LEFT, mep_barrier(comm, nullptr));
     ++expected.collectives;
