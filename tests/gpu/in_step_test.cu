@@ -27,7 +27,8 @@ struct Case {
   }
   // Whether the rank makes the call of the loss once it knows of it.
   bool is_late(uint32_t rank) const { return std::mt19937_64(seed * 64 + rank)() % 2 == 0; }
-  bool is_clean(uint32_t at) const { return at < round || at >= round + 2; }
+  // A loss shows in its round and the next, and in the one before on a rank that has not read its last terms.
+  bool is_clean(uint32_t at) const { return at + 1 < round || at >= round + 2; }
   uint32_t expert(uint32_t at, uint32_t rank, uint32_t token, uint32_t k) const {
     return (at + rank + token + k) % ranks;
   }
