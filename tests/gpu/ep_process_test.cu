@@ -149,10 +149,7 @@ int main(int argc, char** argv) {
   }
   if (!gpu_is_there()) return kSkipped;
   std::printf("ranks are dealt to %d GPU(s)\n", gpu_count());
-  const char* given = std::getenv("MEP_TEST_SEED");
-  const uint64_t seed =
-      given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
-  std::printf("MEP_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
+  const uint64_t seed = draw_seed();
   int failed = 0;
   const bool one = argc > 2 && std::strcmp(argv[1], "--scene") == 0;
   const size_t only = one ? std::strtoul(argv[2], nullptr, 10) : 0;

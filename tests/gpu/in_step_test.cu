@@ -197,10 +197,7 @@ int main(int argc, char** argv) {
     return kSkipped;
   }
   const auto ranks = static_cast<uint32_t>(one_each ? gpu_count() : 0);
-  const char* given = std::getenv("MEP_TEST_SEED");
-  const uint64_t seed =
-      given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
-  std::printf("MEP_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
+  const uint64_t seed = draw_seed();
   for (uint64_t i = 0; i < 12 && failure_count() == 0; ++i) run_case(seed + i, ranks);
   std::printf(failure_count() == 0 ? "in_step_test: passed\n" : "in_step_test: FAILED\n");
   return failure_count() == 0 ? 0 : 1;

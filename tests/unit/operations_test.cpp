@@ -48,10 +48,6 @@ class RecordingBackend : public mep::Backend {
   mep_result_t set_op_status(mep_op_status_t*, uint64_t) override { return MEP_SUCCESS; }
   void set_timeout_ms(uint32_t) override {}
   void revoke() override {}
-  std::span<const char* const> child_steps() const override { return {}; }
-  mep_result_t take_child_step(size_t, mep::Comm&, std::unique_ptr<mep::Backend>*) override {
-    return MEP_SUCCESS;
-  }
   std::vector<Collective> asked;
 
  private:

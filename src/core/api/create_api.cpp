@@ -63,7 +63,7 @@ mep_result_t make_listed(mep_comm_t comm, const std::vector<uint32_t>& slots,
     const CallScope scope(handle.get());
     const PurposeScope purpose(handle.get(), CallPurpose::kSplit);
     MEP_TRY(made.run(Collective::k_barrier, {}));
-    return take_child_steps(comm, handle.get(), made);
+    return add_gpu(handle.get(), gpu_place(comm), made);
   };
   const mep_result_t result = guarded(make);
   if (result != MEP_SUCCESS) return give_up_making(result, handle);

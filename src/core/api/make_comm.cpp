@@ -20,11 +20,17 @@ mep_result_t make_together(Comm& parent, FunctionRef<mep_result_t()> begin,
   return MEP_SUCCESS;
 }
 
-mep_result_t take_child_steps(mep_comm_t parent, mep_comm_t child, Comm& members) {
-  const std::span<const char* const> steps = parent->backend->child_steps();
+const GpuPlace* gpu_place(mep_comm_t comm) {
+  GpuBackend* const gpu = comm->backend->gpu_backend();
+  return gpu != nullptr ? &gpu->place() : nullptr;
+}
+
+mep_result_t add_gpu(mep_comm_t made, const GpuPlace* place, Comm& members) {
+  if (place == nullptr) return MEP_SUCCESS;
+  const std::span<const char* const> steps = GpuBackend::steps();
   for (size_t i = 0; i < steps.size(); ++i) {
     MEP_TRY(step_together(members, steps[i], [&] {
-      return parent->backend->take_child_step(i, *child->comm, &child->backend);
+      return GpuBackend::take_step(i, *made->comm, *place, &made->backend);
     }));
   }
   return MEP_SUCCESS;

@@ -17,9 +17,11 @@ namespace mep {
 [[nodiscard]] mep_result_t make_together(Comm& parent, FunctionRef<mep_result_t()> begin,
                                          FunctionRef<mep_result_t()> finish);
 
-// Runs the steps that the backend of `parent` adds to a new comm of it: each step is agreed on by `members`, the
-// parent or the new comm.
-[[nodiscard]] mep_result_t take_child_steps(mep_comm_t parent, mep_comm_t child, Comm& members);
+// Where a comm's GPU is; null: it is on host memory.
+const GpuPlace* gpu_place(mep_comm_t comm);
+// Gives a new comm its GPU at `place`; null: it has none. Each step is agreed on by `members`, the new comm or one that
+// has all its members.
+[[nodiscard]] mep_result_t add_gpu(mep_comm_t made, const GpuPlace* place, Comm& members);
 
 // The caller's config, read once and no further than its struct_size.
 [[nodiscard]] mep_result_t read_comm_config(const mep_comm_config_t* config,

@@ -37,7 +37,8 @@ mep_result_t watch_split(mep_comm_t comm) {
   Comm& parent = *comm->comm;
   const auto nothing = [] { return MEP_SUCCESS; };
   MEP_TRY(make_together(parent, nothing, nothing));
-  for (size_t i = 0; i < comm->backend->child_steps().size(); ++i) {
+  if (gpu_place(comm) == nullptr) return MEP_SUCCESS;
+  for (size_t i = 0; i < GpuBackend::steps().size(); ++i) {
     MEP_TRY(agree_on_step(parent, MEP_SUCCESS, ""));
   }
   return MEP_SUCCESS;
@@ -73,7 +74,7 @@ mep_result_t split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* chil
   }));
   {
     const CallScope scope(handle.get());
-    MEP_TRY(take_child_steps(comm, handle.get(), parent));
+    MEP_TRY(add_gpu(handle.get(), gpu_place(comm), parent));
   }
   handle->belongs_to(comm);
   *child = handle.release();

@@ -149,21 +149,12 @@ mep_result_t begin_grown(const std::shared_ptr<World>& world, uint32_t size,
 }
 
 // All members and joiners have GPUs, or none has.
-mep_result_t add_gpu(mep_comm* handle, const GpuPlace* place) {
-  const uint8_t mine[] = {place != nullptr, place == nullptr};
+mep_result_t agree_on_gpus(Comm& grown, bool has_gpu) {
+  const uint8_t mine[] = {has_gpu, !has_gpu};
   uint8_t any[] = {0, 0};
-  MEP_TRY(handle->comm->run(Collective::k_allreduce, {mine, any, 2, MEP_UINT8, MEP_MAX, 0}));
-  if (any[0] != 0 && any[1] != 0) {
-    return fail(MEP_ERR_MISMATCH, "some ranks have MEP_COMM_SET_DEVICE and others have not");
-  }
-  if (place == nullptr) return MEP_SUCCESS;
-  const std::span<const char* const> steps = GpuBackend::steps();
-  for (size_t i = 0; i < steps.size(); ++i) {
-    MEP_TRY(step_together(*handle->comm, steps[i], [&] {
-      return GpuBackend::take_step(i, *handle->comm, *place, &handle->backend);
-    }));
-  }
-  return MEP_SUCCESS;
+  MEP_TRY(grown.run(Collective::k_allreduce, {mine, any, 2, MEP_UINT8, MEP_MAX, 0}));
+  if (any[0] == 0 || any[1] == 0) return MEP_SUCCESS;
+  return fail(MEP_ERR_MISMATCH, "some ranks have MEP_COMM_SET_DEVICE and others have not");
 }
 
 }  // namespace
@@ -184,7 +175,8 @@ mep_result_t make_grown(Comm* members, const PassedReports* passed,
   }
   {
     const CallScope scope(handle.get());
-    MEP_TRY(add_gpu(handle.get(), place));
+    MEP_TRY(agree_on_gpus(*handle->comm, place != nullptr));
+    MEP_TRY(add_gpu(handle.get(), place, *handle->comm));
     MEP_TRY(share_reports(*handle->comm, passed));
   }
   *grown = handle.release();
@@ -244,7 +236,6 @@ mep_result_t await_departures(const Comm& world_comm, mep_result_t result) {
 mep_result_t grow(mep_comm_t from, int32_t count, uint32_t timeout_ms, mep_comm_t* grown) {
   Comm& world_comm = *from->comm;
   const std::shared_ptr<World>& world = world_comm.world_ptr();
-  const GpuBackend* gpu = from->backend->gpu_backend();
   membership::SlotSet wanted;
   uint32_t size = 0;
   const mep_result_t ready = guarded([&]() -> mep_result_t {
@@ -261,8 +252,8 @@ mep_result_t grow(mep_comm_t from, int32_t count, uint32_t timeout_ms, mep_comm_
   // A member that died before the admission is not in its view: the meeting passes over it, like the one before.
   mep_result_t result = meet(world_comm, &passed, admitted, kAdmitted);
   if (result == MEP_SUCCESS && added.size() == static_cast<size_t>(count)) {
-    result = make_grown(&world_comm, &passed, world, size, admission, timeout_ms,
-                        gpu != nullptr ? &gpu->place() : nullptr, grown);
+    result = make_grown(&world_comm, &passed, world, size, admission, timeout_ms, gpu_place(from),
+                        grown);
     return result == MEP_SUCCESS ? result : await_departures(world_comm, result);
   }
   if (result == MEP_SUCCESS) {

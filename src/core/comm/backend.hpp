@@ -65,13 +65,6 @@ class Backend {
   // rank. On a GPU: the streams of the communicator are idle.
   [[nodiscard]] virtual mep_result_t meet_joiners(const Deadline&) { return MEP_SUCCESS; }
 
-  // For a communicator that is split: the steps to be done for the children, each as the error of a rank that could
-  // not do it names it. All ranks take each step at one time and agree on it.
-  virtual std::span<const char* const> child_steps() const = 0;
-  // The child's own is one of host memory, until a step replaces it.
-  [[nodiscard]] virtual mep_result_t take_child_step(size_t step, Comm& child,
-                                                     std::unique_ptr<Backend>* made) = 0;
-
  protected:
   [[nodiscard]] virtual mep_result_t carry_out(Collective kind, const CollectiveArgs& args,
                                                void* stream) = 0;

@@ -80,11 +80,8 @@ class GpuBackend : public Backend {
   virtual mep_result_t take_failure() = 0;
   mep_result_t set_op_status(mep_op_status_t* status, uint64_t bytes) override;
   void revoke() override {}
-  std::span<const char* const> child_steps() const override { return steps(); }
-  mep_result_t take_child_step(size_t step, Comm& child, std::unique_ptr<Backend>* made) override {
-    return take_step(step, child, place_, made);
-  }
-  // The steps by which a communicator gets a GPU at `place`.
+  // The steps by which a communicator of hosts gets a GPU at `place`, each as the error of a rank that could not do it
+  // names it. All ranks take each step at one time and agree on it. *made is of host memory before a step replaces it.
   static std::span<const char* const> steps();
   [[nodiscard]] static mep_result_t take_step(size_t step, Comm& comm, const GpuPlace& place,
                                               std::unique_ptr<Backend>* made);

@@ -20,10 +20,6 @@ class HostBackend final : public Backend {
   size_t view_participants() const override { return 0; }
   void set_timeout_ms(uint32_t) override {}
   void revoke() override {}
-  std::span<const char* const> child_steps() const override { return {}; }
-  mep_result_t take_child_step(size_t step, Comm&, std::unique_ptr<Backend>*) override {
-    return fail(MEP_ERR_INTERNAL, "making a host communicator has no step %zu", step);
-  }
 
  private:
   mep_result_t carry_out(Collective kind, const CollectiveArgs& args, void* stream) override {

@@ -10,14 +10,13 @@
 // will see the freeze when it does. It adopts a new view from the CollPost by itself, so
 // a graph that was captured before runs on after it.
 //
-// A view with ranks whose windows are not mapped here is held back, and the channel stays frozen, until the user's
-// thread has mapped them (meet_joiners()). Then an operation of the library's own, which ends by the held decisions,
-// takes the device into the view, so that no operation of the user fails by an admission.
+// A view that GpuChannel holds back is met by meet_joiners(): the user's thread maps the windows, and an operation of the
+// library's own, which ends by the held decisions, takes the device into the view. So no operation of the user fails by
+// an admission.
 #pragma once
 
-#include <atomic>
 #include <memory>
-#include <mutex>
+#include <string>
 #include <vector>
 
 #include "core/comm/comm.hpp"

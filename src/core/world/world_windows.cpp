@@ -56,16 +56,19 @@ void WorldWindows::unbind_events() {
 
 mep_result_t WorldWindows::send_one(const Window& window, const WindowExport& exported,
                                     uint32_t slot) {
-  const std::vector<std::byte> payload =
-      encode_window_frame({window.id(), window.bytes(), window.generation(), exported.blob});
-  const std::shared_ptr<ControlLink> link = peers_[slot].link;
-  if (link == nullptr) return MEP_SUCCESS;
   // A peer that maps the doorbell can ring a thread that sleeps in epoll.
   const int descriptors[] = {exported.fd.get(), peers_.network().event()};
   const bool with_event = window.id() == kWorldWindowId && peers_.network().is_open();
   const size_t count = !exported.fd.valid() ? 0 : with_event ? 2 : 1;
-  const std::span<const int> fds(descriptors, count);
-  const mep_result_t sent = link->send(kFrameWindow, payload, fds);
+  return send_frame(slot, {window.id(), window.bytes(), window.generation(), exported.blob},
+                    {descriptors, count});
+}
+
+mep_result_t WorldWindows::send_frame(uint32_t slot, const WindowFrame& frame,
+                                      std::span<const int> fds) {
+  const std::shared_ptr<ControlLink> link = peers_[slot].link;
+  if (link == nullptr) return MEP_SUCCESS;
+  const mep_result_t sent = link->send(kFrameWindow, encode_window_frame(frame), fds);
   // A broken link is the control thread's business.
   return sent == MEP_ERR_PEER_FAILED ? MEP_SUCCESS : sent;
 }
@@ -92,12 +95,8 @@ void WorldWindows::remove_own(uint64_t id) {
 }
 
 mep_result_t WorldWindows::send_memory(const KernelMemory& memory, uint32_t slot) {
-  const std::shared_ptr<ControlLink> link = peers_[slot].link;
-  if (link == nullptr) return MEP_SUCCESS;
   const int fd = memory.fd.get();
-  const mep_result_t sent = link->send(
-      kFrameWindow, encode_window_frame({memory.id, memory.bytes, 0, {}, true}), {&fd, 1});
-  return sent == MEP_ERR_PEER_FAILED ? MEP_SUCCESS : sent;
+  return send_frame(slot, {memory.id, memory.bytes, 0, {}, true}, {&fd, 1});
 }
 
 mep_result_t WorldWindows::offer_memory(std::shared_ptr<const KernelMemory> memory) {

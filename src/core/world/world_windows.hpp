@@ -26,6 +26,7 @@ class ControlThread;
 class WorldEnd;
 class WorldPeers;
 class WorldView;
+struct WindowFrame;
 
 // ((peer slot, window id), generation) of renewed windows that a peer has not taken yet.
 using AwaitedWindows = std::set<std::pair<std::pair<uint32_t, uint64_t>, uint32_t>>;
@@ -130,6 +131,8 @@ class WorldWindows {
   [[nodiscard]] mep_result_t take_now(uint32_t slot, uint64_t window, WindowOffer* offer);
   [[nodiscard]] mep_result_t send_one(const Window& window, const WindowExport& exported,
                                       uint32_t slot);
+  [[nodiscard]] mep_result_t send_frame(uint32_t slot, const WindowFrame& frame,
+                                        std::span<const int> fds);
   [[nodiscard]] mep_result_t send_memory(const KernelMemory& memory, uint32_t slot);
   // Runs `send_to` for each of the slots that has a peer, on the control thread.
   [[nodiscard]] mep_result_t send_each(std::span<const uint32_t> slots,
