@@ -3,8 +3,8 @@
 
 Include layering by layer and by folder, definitions outside the folder that declares them, who may include
 hwloc, verbs, MPI and CUDA, the length of files, how much a class owns (classes.py), that the environment variables which are read, listed in env.cpp
-and documented are the same ones, that failpoint.cpp lists the points, the documents: links, files that are named, a row for each result, and the
-ways of calls that they show (ways.py), and how sentences begin (sentences.py). Prints one line a finding,
+and documented are the same ones, that failpoint.cpp lists the points, the documents: links, files that are named, a row for each result, a README.md
+in each folder of src/, and the ways of calls that they show (ways.py), and how sentences begin (sentences.py). Prints one line a finding,
 "file:line: text", and exits with 1 if there is one.
 """
 

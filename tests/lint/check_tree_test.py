@@ -42,9 +42,16 @@ GOOD = {
 }
 
 
+def readmes_of(files):
+    """A README.md for each folder of src/."""
+    folders_of_src = {name.rpartition("/")[0] for name in files if name.startswith("src/")}
+    return {f"{folder}/README.md": "# Folder\n" for folder in folders_of_src}
+
+
 class CheckTree(unittest.TestCase):
     def findings(self, changes, table=None, large=None):
-        with made_tree({**GOOD, **changes}) as root:
+        files = {**GOOD, **changes}
+        with made_tree({**readmes_of(files), **files}) as root:
             return check_tree.check_tree(root, lambda code: [
                 *(folders.check_folders(list(check_tree.includes_of(code)), table, {}) if table else []),
                 *folders.check_definitions(code, {}), *classes.check_classes(code, large or {})])
@@ -272,6 +279,18 @@ enum class Many { a_, b_ };
             with self.subTest(link=link):
                 self.expect_one({**tree, page: f"{good}\n[wrong]({link})\n"}, page, 10, part)
         self.expect_one({**tree, "README.md": "# Top\n\n![x](gone.png)\n"}, "README.md", 3, "gone.png")
+
+    def test_readmes(self):
+        name = "src/core/README.md"
+        good = "# Core\n\n`c.cpp`, `core/topo/t.cpp`, `src/base/a.hpp`, `*.cpp`, `gone()`\n"
+        self.assertEqual(self.findings({name: good, "src/kernels/cuda/README.md": None}), [])
+        self.expect_one({name: None}, name, 1, "is missing")
+        self.expect_one({"src/core/ep/x.cu": "", "src/core/ep/README.md": None}, "src/core/ep/README.md", 1, "is missing")
+        self.assertEqual(self.findings({"src/core/ep/x.hpp": "#pragma once\n", "src/core/ep/README.md": None}), [])
+        for wrong in ("t.cpp", "topo/gone.hpp", "gone/c.cpp"):
+            with self.subTest(wrong=wrong):
+                self.expect_one({name: f"{good}`{wrong}`\n"}, name, 4, f"{wrong} does not exist")
+        self.expect_one({"tests/unit/README.md": "`gone_test.cpp`\n"}, "tests/unit/README.md", 1, "gone_test.cpp does not exist")
 
     def test_quotes(self):
         page = "docs/" + "page.md"

@@ -1,5 +1,6 @@
 """Checks of the documents: links lead somewhere, files that comments name exist, code from a file is as it
-is there, every result has its row, every page of docs/ is in the navigation of the site.
+is there, every result has its row, every page of docs/ is in the navigation of the site, every folder of src/ has its
+README.md.
 
 Markdown is read as GitHub reads it, as far as links and headings go. Code blocks and inline code hold no links.
 """
@@ -18,6 +19,9 @@ RESULT = re.compile(r"^\s*(MEP_SUCCESS|MEP_PARTIAL|MEP_ERR_\w+)\s*=\s*(-?\d+)", 
 RESULT_ROW = re.compile(r"^\|\s*`(MEP_\w+)`\s*\|\s*(-?\d+)\s*\|", re.M)
 ERRORS_PAGE = "docs/reference/errors.md"
 SITE = "mkdocs.yml"
+# Beginnings of folders of src/ that have no README.md yet. It goes when they have one.
+README_TO_COME = ("src/kernels/cuda/",)
+NAMED_FILE = re.compile(r"`([\w./-]+\.(?:c|h|hpp|cpp|cu|cuh|def|map|md|pml|py|cmake|txt))`")
 
 
 def blank(text):
@@ -116,9 +120,24 @@ def check_site(root):
         yield SITE, 1, f"docs/{page} has no line in nav"
 
 
+def check_readmes(root):
+    """A README.md in each folder of src/ with code, and the files that those of src/ and tests/ name: beside the README.md,
+    or by their path from src/ or from the root."""
+    sources = [path for suffix in (".cpp", ".cu") for path in (root / "src").rglob("*" + suffix)]
+    for folder in sorted({path.parent.relative_to(root).as_posix() + "/" for path in sources}):
+        if not folder.startswith(README_TO_COME) and not (root / folder / "README.md").is_file():
+            yield folder + "README.md", 1, "is missing; say what the folder is for, what to read first and what must not break"
+    for page in sorted(path for top in ("src", "tests") for path in (root / top).rglob("README.md")):
+        name = page.relative_to(root).as_posix()
+        text = page.read_text(encoding="utf-8", errors="replace")
+        for match in NAMED_FILE.finditer(text) if not name.startswith(README_TO_COME) else ():
+            if not any((place / match.group(1)).is_file() for place in (page.parent, root / "src", root)):
+                yield name, text.count("\n", 0, match.start()) + 1, f"{match.group(1)} does not exist"
+
+
 def check_documents(root):
     """All findings as (file, line, text)."""
-    findings = [*check_results(root), *check_site(root)]
+    findings = [*check_results(root), *check_site(root), *check_readmes(root)]
     for name, path in text_files(root):
         text = path.read_text(encoding="utf-8", errors="replace")
         findings += check_mentions(root, name, text)
