@@ -18,9 +18,9 @@ compile() { # FOLDER SOURCE FLAGS
   nvcc $flags $3 -c "$2" -o "$1/$(basename "$2" .cu).o"
 }
 
-kernels="$root/src/kernels/cuda/ep_dispatch.cu $root/src/kernels/cuda/ep_combine.cu
-  $root/src/kernels/cuda/ep_throughput.cu $root/src/kernels/cuda/ep_expanded.cu
-  $root/src/kernels/cuda/ep_queued_dispatch.cu $root/src/kernels/cuda/ep_queued_throughput.cu $root/src/kernels/cuda/ep_queued_combine.cu"
+kernels="$root/src/kernels/cuda/ep/dispatch.cu $root/src/kernels/cuda/ep/combine.cu
+  $root/src/kernels/cuda/ep/throughput.cu $root/src/kernels/cuda/ep/expanded.cu
+  $root/src/kernels/cuda/ep/queued_dispatch.cu $root/src/kernels/cuda/ep/queued_throughput.cu $root/src/kernels/cuda/ep/queued_combine.cu"
 jobs=""
 for variant in "$@"; do
   case $variant in

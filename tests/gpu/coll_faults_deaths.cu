@@ -4,7 +4,7 @@
 // Kernels that lack something have to fail here: without the confirmation of personal data (MEP_MUTANT_NO_CONFIRM)
 // lacks_a_block and any_moment find ranks that count as done what others can never have.
 #include "coll_faults_rig.hpp"
-#include "kernels/cuda/coll_packets.cuh"
+#include "kernels/cuda/coll/packets.cuh"
 
 namespace gpu_test {
 namespace {

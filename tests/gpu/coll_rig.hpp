@@ -17,8 +17,8 @@
 
 #include "base/status.hpp"
 #include "gpu_check.hpp"
-#include "kernels/cuda/coll_kernels.hpp"
-#include "kernels/cuda/op_status.hpp"
+#include "kernels/cuda/coll/kernels.hpp"
+#include "kernels/cuda/device/op_status.hpp"
 
 namespace gpu_test {
 

@@ -1,9 +1,9 @@
 # Dispatch and combine: tests with delay points in the kernels, the same tests over builds that lack one
 # thing and must be noticed, and the timings (kernels as the library has them).
-set(ep_kernels "${mep_root}/src/kernels/cuda/ep_dispatch.cu" "${mep_root}/src/kernels/cuda/ep_combine.cu"
-  "${mep_root}/src/kernels/cuda/ep_throughput.cu" "${mep_root}/src/kernels/cuda/ep_expanded.cu"
-  "${mep_root}/src/kernels/cuda/ep_queued_dispatch.cu" "${mep_root}/src/kernels/cuda/ep_queued_throughput.cu"
-  "${mep_root}/src/kernels/cuda/ep_queued_combine.cu")
+set(ep_kernels "${mep_root}/src/kernels/cuda/ep/dispatch.cu" "${mep_root}/src/kernels/cuda/ep/combine.cu"
+  "${mep_root}/src/kernels/cuda/ep/throughput.cu" "${mep_root}/src/kernels/cuda/ep/expanded.cu"
+  "${mep_root}/src/kernels/cuda/ep/queued_dispatch.cu" "${mep_root}/src/kernels/cuda/ep/queued_throughput.cu"
+  "${mep_root}/src/kernels/cuda/ep/queued_combine.cu")
 add_library(gpu_ep_parts OBJECT ep_gpu_test.cu ep_matrix.cu ep_soak.cu ep_faults.cu)
 target_include_directories(gpu_ep_parts PRIVATE "${mep_root}/src" "${mep_root}/include" "${mep_root}/tests"
   "${CMAKE_CURRENT_SOURCE_DIR}")

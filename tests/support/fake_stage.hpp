@@ -1,5 +1,5 @@
 // An ordinary thread in the role of the kernel that exchanges with the host: the device's half of a
-// StageMailbox, as src/kernels/cuda/stage_device.cuh has it, in words of its own.
+// StageMailbox, as src/kernels/cuda/coll/stage_device.cuh has it, in words of its own.
 #pragma once
 
 #include <time.h>
@@ -7,7 +7,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "kernels/cuda/stage_mailbox.hpp"
+#include "kernels/cuda/coll/stage_mailbox.hpp"
 #include "mep.h"
 
 namespace mep_test {

@@ -10,7 +10,7 @@
 #include "core/api/api_guard.hpp"
 #include "core/staged/stage_plan.hpp"
 #include "core/staged/staged_collectives.hpp"
-#include "kernels/cuda/coll_state.hpp"
+#include "kernels/cuda/coll/state.hpp"
 #include "protocol/operation_calls.hpp"
 #include "support/coll_ranks.hpp"
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "core/comm/comm.hpp"
-#include "kernels/cuda/coll_state.hpp"
+#include "kernels/cuda/coll/state.hpp"
 #include "transport/cuda/device_memory.hpp"
 
 namespace mep {

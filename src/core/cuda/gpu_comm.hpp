@@ -23,7 +23,7 @@
 #include "core/comm/gpu_backend.hpp"
 #include "core/cuda/gpu_channel.hpp"
 #include "core/cuda/gpu_windows.hpp"
-#include "kernels/cuda/coll_kernels.hpp"
+#include "kernels/cuda/coll/kernels.hpp"
 #include "transport/cuda/device_memory.hpp"
 
 namespace mep {

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "core/queued/queue_pairs.hpp"
-#include "kernels/cuda/ep_kernels.hpp"
+#include "kernels/cuda/ep/kernels.hpp"
 #include "transport/cuda/device_memory.hpp"
 
 namespace mep {

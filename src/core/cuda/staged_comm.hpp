@@ -18,7 +18,7 @@
 #include "core/comm/gpu_backend.hpp"
 #include "core/staged/stage_plan.hpp"
 #include "core/staged/stage_server.hpp"
-#include "kernels/cuda/stage_kernels.hpp"
+#include "kernels/cuda/coll/stage_kernels.hpp"
 #include "transport/cuda/device_memory.hpp"
 #include "transport/gpu_queue/soft_nic.hpp"
 

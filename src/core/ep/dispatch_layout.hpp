@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/comm/backend.hpp"
-#include "kernels/cuda/dispatch_layout.hpp"
+#include "kernels/cuda/ep/dispatch_layout.hpp"
 #include "mep.h"
 
 namespace mep {

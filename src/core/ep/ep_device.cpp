@@ -3,7 +3,7 @@
 #include "base/status.hpp"
 #include "core/ep/ep_device_geometry.hpp"
 #include "core/queued/queue_pairs.hpp"
-#include "kernels/cuda/ep_queue_layout.hpp"
+#include "kernels/cuda/ep/queue_layout.hpp"
 
 namespace mep {
 

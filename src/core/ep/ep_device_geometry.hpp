@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/ep/ep_device.hpp"
-#include "kernels/cuda/ep_kernels.hpp"
+#include "kernels/cuda/ep/kernels.hpp"
 
 namespace mep {
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <thread>
 
-#include "kernels/cuda/stage_mailbox.hpp"
+#include "kernels/cuda/coll/stage_mailbox.hpp"
 #include "mep.h"
 
 namespace mep {

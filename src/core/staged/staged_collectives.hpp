@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/comm/comm.hpp"
-#include "kernels/cuda/stage_mailbox.hpp"
+#include "kernels/cuda/coll/stage_mailbox.hpp"
 
 namespace mep {
 

@@ -1,0 +1,66 @@
+// Allreduce and reduce of small messages, and of two ranks: contributions are exchanged whole, and every rank adds them up.
+#include "kernels/cuda/coll/allreduce.cuh"
+
+namespace mep::device {
+namespace {
+
+// Always in one step: what is exchanged whole fits into a slot.
+template <typename Type>
+__device__ void one_shot(CollState* state, const CollCall& call, CollFrame* frame) {
+  const CollLayout& layout = state->layout;
+  const uint64_t tag = coll_tag(*frame, frame->step);
+  const uint64_t row = layout.exchange_row(frame->step & 1, blockIdx.x);
+  const uint64_t slots = layout.slot(frame->step, 0);
+  const uint64_t own_slot = slots + state->rank * layout.slot_bytes;
+  const uint64_t part = ((call.bytes + gridDim.x - 1) / gridDim.x + 15) / 16 * 16;
+  const uint64_t begin = part * blockIdx.x;
+  const uint64_t end = begin + part < call.bytes ? begin + part : call.bytes;
+  const auto* send = static_cast<const uint8_t*>(call.send);
+  auto* receive = static_cast<uint8_t*>(call.receive);
+  const bool send_aligned = is_aligned(send);
+  const bool receive_aligned = is_aligned(receive);
+  test_delay(state, *frame, 0);
+  for (uint64_t i = begin + threadIdx.x * 16; i < end; i += kPackStride) {
+    const uint4 bytes = load_user(send, i, call.bytes, send_aligned);
+    for (uint32_t member = 0; member < frame->members; ++member) {
+      store_window(state->windows[frame->member[member]] + own_slot + i, bytes);
+    }
+  }
+  test_delay(state, *frame, 1);
+  signal_members(state, *frame, row, tag);
+  if (!wait_members(state, frame, row, layout.scatter_row(blockIdx.x), tag)) return;
+  if (!keeps_result(state, call)) return;
+  test_delay(state, *frame, 2);
+  reduce_range<Type>(
+      whole_team(), *frame, call.op, begin, end,
+      [&](uint32_t source, uint64_t i) {
+        return load_window(window_of(*frame, source) + slots + source * layout.slot_bytes + i);
+      },
+      [&](uint64_t i, const uint4& sum) {
+        store_user(receive, i, call.bytes, receive_aligned, sum);
+      });
+}
+
+template <typename Type>
+__global__ void __launch_bounds__(kCollThreads)
+    one_shot_entry(CollState* state, const CollCall call) {
+  run_coll(
+      state, call, [&](CollFrame* frame) { one_shot<Type>(state, call, frame); },
+      [](const CollFrame&) { return uint64_t{1}; });
+}
+
+}  // namespace
+
+CollKernel one_shot_kernel(mep_dtype_t dtype) {
+  switch (dtype) {
+#define MEP_KERNEL_OF(name, ...) \
+  case name:                     \
+    return one_shot_entry<__VA_ARGS__>;
+    MEP_REDUCE_TYPES(MEP_KERNEL_OF)
+#undef MEP_KERNEL_OF
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace mep::device

@@ -1,0 +1,68 @@
+// Reduce-scatter, and long reduces of two ranks: a rank puts each block into its slot in the window of the rank that gets
+// it, signals, and reduces what lies in its own window with what it gives itself.
+#include "kernels/cuda/coll/allreduce.cuh"
+#include "kernels/cuda/coll/chunks.cuh"
+
+namespace mep::device {
+namespace {
+
+template <typename Type>
+__device__ void reduce_blocks(CollState* state, const CollCall& call, CollFrame* frame) {
+  const bool scatters = call.kind == Collective::k_reduce_scatter;
+  const bool gets = scatters || call.root == state->rank;
+  const auto* send = static_cast<const uint8_t*>(call.send);
+  auto* receive = static_cast<uint8_t*>(call.receive);
+  const uint8_t* own = send + (scatters ? state->rank * call.bytes : 0);
+  const bool own_aligned = is_aligned(own);
+  const bool receive_aligned = is_aligned(receive);
+  const auto push = [&](const Team& team, const CollChunk& chunk) {
+    if (scatters) push_blocks(team, state, *frame, call, chunk, 1);
+    if (!gets) push_block(team, state, call, chunk, send, call.root);
+  };
+  const auto use = [&](const Team& team, const CollChunk& chunk) {
+    if (!gets) return;
+    reduce_range<Type>(
+        team, *frame, call.op, chunk.begin, chunk.end,
+        [&](uint32_t source, uint64_t i) {
+          if (source == state->rank) return load_user(own, chunk.at + i, call.bytes, own_aligned);
+          return load_window(frame->own + state->layout.slot(chunk.step, source) + i);
+        },
+        [&](uint64_t i, const uint4& sum) {
+          store_user(receive, chunk.at + i, call.bytes, receive_aligned, sum);
+        });
+  };
+  const uint32_t senders = !gets ? kMostSenders : (scatters ? kThirdSenders : kFewSenders);
+  // A reduce is confirmed by nobody: between two ranks, the one that gets no block lacks nothing.
+  if (exchange_chunks(
+          state, call, frame, senders, push, [](const Team&, const CollChunk&) {}, use) &&
+      scatters) {
+    confirm_blocks(state, frame, frame->step + chunk_count(state->layout, call.bytes));
+  }
+}
+
+template <typename Type>
+__global__ void __launch_bounds__(kCollThreads)
+    reduce_scatter_entry(CollState* state, const CollCall call) {
+  run_coll(
+      state, call, [&](CollFrame* frame) { reduce_blocks<Type>(state, call, frame); },
+      [&](const CollFrame&) {
+        return call.kind == Collective::k_reduce_scatter ? block_steps(state->layout, call.bytes)
+                                                         : chunk_count(state->layout, call.bytes);
+      });
+}
+
+}  // namespace
+
+CollKernel reduce_scatter_kernel(mep_dtype_t dtype) {
+  switch (dtype) {
+#define MEP_KERNEL_OF(name, ...) \
+  case name:                     \
+    return reduce_scatter_entry<__VA_ARGS__>;
+    MEP_REDUCE_TYPES(MEP_KERNEL_OF)
+#undef MEP_KERNEL_OF
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace mep::device

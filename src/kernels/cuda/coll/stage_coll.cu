@@ -1,0 +1,92 @@
+// Staged collectives: small ones are one CTA that copies, asks the host and copies; others three kernels, of
+// which the one that waits is a single thread.
+#include "kernels/cuda/coll/stage_device.cuh"
+
+namespace mep::device {
+namespace {
+
+constexpr uint64_t kSmallBytes = 32u << 10;
+
+__global__ void __launch_bounds__(kStageThreads)
+    whole_kernel(StageChannel channel, StageRequest request, StageCopies inputs,
+                 StageCopies outputs, OpStatusPlace status) {
+  if (channel.state->ended == 0) copy_all(inputs, channel.state, threadIdx.x, kStageThreads);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    exchange_with_host(channel, request);
+    tell_status(status, channel.state->answer);
+  }
+  __syncthreads();
+  if (channel.state->answer.result != MEP_SUCCESS) return;
+  copy_all(outputs, channel.state, threadIdx.x, kStageThreads);
+}
+
+__global__ void __launch_bounds__(kStageThreads)
+    input_kernel(const StageState* state, StageCopies inputs) {
+  if (state->ended != 0) return;
+  copy_all(inputs, state, blockIdx.x * kStageThreads + threadIdx.x, gridDim.x * kStageThreads);
+}
+
+__global__ void __launch_bounds__(kStageThreads)
+    output_kernel(const StageState* state, StageCopies outputs) {
+  if (state->answer.result != MEP_SUCCESS) return;
+  copy_all(outputs, state, blockIdx.x * kStageThreads + threadIdx.x, gridDim.x * kStageThreads);
+}
+
+__global__ void exchange_kernel(StageChannel channel, StageRequest request, OpStatusPlace status) {
+  exchange_with_host(channel, request);
+  tell_status(status, channel.state->answer);
+}
+
+// Sets the units; the bytes of all.
+uint64_t prepare(StageCopies* copies) {
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < copies->count; ++i) {
+    StageCopy& copy = copies->of[i];
+    uint64_t bits = reinterpret_cast<uintptr_t>(copy.from) | reinterpret_cast<uintptr_t>(copy.to) |
+                    copy.row_bytes;
+    if (copy.rows > 1) bits |= copy.from_stride | copy.to_stride;
+    copy.unit = bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 1;
+    bytes += copy.rows * copy.row_bytes;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+int load_stage_kernels() {
+  cudaFuncAttributes attributes{};
+  for (const void* kernel :
+       {reinterpret_cast<const void*>(whole_kernel), reinterpret_cast<const void*>(input_kernel),
+        reinterpret_cast<const void*>(output_kernel),
+        reinterpret_cast<const void*>(exchange_kernel)}) {
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+int stage_collective(const StageChannel& channel, const StageRequest& request,
+                     const StageCopies& inputs_, const StageCopies& outputs_,
+                     const OpStatusPlace& status, void* stream_) {
+  StageCopies inputs = inputs_;
+  StageCopies outputs = outputs_;
+  auto* stream = static_cast<cudaStream_t>(stream_);
+  const uint64_t in = prepare(&inputs);
+  const uint64_t out = prepare(&outputs);
+  if (in + out <= kSmallBytes) {
+    launch_kernel(whole_kernel, 1, kStageThreads, 0, stream, channel, request, inputs, outputs,
+                  status);
+    return cudaGetLastError();
+  }
+  if (in != 0) {
+    launch_kernel(input_kernel, stage_ctas(in), kStageThreads, 0, stream, channel.state, inputs);
+  }
+  launch_kernel(exchange_kernel, 1, 1, 0, stream, channel, request, status);
+  if (out != 0) {
+    launch_kernel(output_kernel, stage_ctas(out), kStageThreads, 0, stream, channel.state, outputs);
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace mep::device

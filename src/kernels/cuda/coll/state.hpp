@@ -1,0 +1,211 @@
+// Collectives on streams: what the host and the kernels agree on. Plain C++.
+//
+//   CollState   device memory, one per comm and rank. Written by the host before the first operation,
+//               then only by the leader of the operation that runs: a graph captures its address.
+//   CollPost    pinned host memory, one per comm and rank. One writer each half; every word is whole.
+//   window      device memory that the peers write, laid out by CollLayout. Every byte has one writer.
+//
+// A rank pushes its contribution into its own place in every window and then its signal word; short ones carry
+// their tags themselves (coll/packets.cuh). So a rank that is late, or out, only ever writes bytes that nobody reads any more. All ranks count steps alike:
+// each operation takes some, a signal word is tag(epoch, step, call), rows of words alternate with the step's
+// parity, and there are kCollSlots places of exchanges, used in turn. Every operation waits for every live rank,
+// so whoever runs operation n + 1 to its end knows that all have ended n: that frees the places of n.
+//
+// Steps begin at 0 again in each epoch. Before its first step there the ranks meet: who writes its word into the
+// begin row has ended all operations of the epoch before, so nobody reads their places any more.
+//
+// A word carries a fingerprint of the call, so ranks that call different things find out in the first step,
+// all of them, since all wait for all. Such an operation fails with MEP_ERR_MISMATCH, and takes a number
+// and one step.
+//
+// Membership. `entered`, `done` and `parked` tell the control thread what the device has begun and
+// ended; `word` is odd while the channel is frozen. The leader stores `entered` and then reads `word`,
+// the control thread does it the other way round, so one of them sees the other. An operation that
+// meets a freeze parks: it ends by the decision only. It succeeds if a member has completed it; then what
+// a dead rank had sent there and not here is read in that member's window. Only a member that needed no decision for
+// it says in its window that it is done: one that did has not got all in its own window. Blocks that are for one rank alone
+// lie in no other window: operations of such take one more step, in which all say that they have theirs, so none
+// is complete anywhere while a rank lacks a block. So do broadcasts and reduces in slices (coll/slices.cuh). A long reduce of two ranks does without: if one dies, nobody is left
+// who could lack what the other one has.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/device/op_status.hpp"
+#include "mep.h"
+#include "protocol/operations.hpp"
+
+namespace mep::device {
+
+constexpr uint32_t kMaxCollRanks = 64;
+constexpr uint32_t kMaxCollCtas = 64;
+#ifdef MEP_MUTANT_TWO_SLOTS  // gpu_coll_test notices
+constexpr uint32_t kCollSlots = 2;
+#else
+constexpr uint32_t kCollSlots = 3;  // of a source, used in turn: see coll/chunks.cuh
+#endif
+constexpr uint32_t kCollDecisions = 16;
+constexpr uint32_t kCollFailures = 16;
+
+// How one epoch ended.
+struct CollDecision {
+  uint64_t old_epoch;
+  uint64_t last_completed;  // operations up to here succeed
+  uint64_t epoch;           // that follows; 0: none, the world has ended for this rank
+  uint64_t next;            // number of its first operation
+  uint64_t live;            // its ranks
+  int32_t result;           // of operations beyond last_completed; told once
+  uint32_t reserved;
+};
+
+struct CollPost {
+  // The host's half.
+  alignas(64) uint64_t word;  // counts freezes and what ended them; odd: frozen
+  uint64_t installed;  // number of decisions so far; number g (from 1) is at g % kCollDecisions
+  CollDecision decisions[kCollDecisions];
+  // The device's half.
+  alignas(64) uint64_t entered;  // number of the latest operation that has begun
+  uint64_t done;                 // ... that has succeeded, and touches memory of the comm no more
+  uint64_t failed;               // ... that has ended without success
+  uint64_t closed;               // ... and touches memory of the comm no more
+  uint64_t parked;               // value of `word` for which the running operation waits
+  uint64_t failures;             // count; number f (from 1) is at f % kCollFailures
+  int32_t failed_results[kCollFailures];
+  uint64_t late_epoch;  // an operation of this epoch passed its deadline; written last
+  uint64_t late_seq;
+  uint64_t late_missing;  // ranks that it waited for
+};
+
+// Where what lies in a window of `ranks` ranks.
+struct CollLayout {
+  uint32_t ranks;
+  uint32_t ctas;                    // at most, per operation
+  uint64_t slot_bytes;              // of one exchange, per rank
+  uint64_t piece_bytes;             // of one two-shot step, per rank and CTA
+  uint64_t packet_place_bytes;      // of one step, per rank; half of it is the message
+  uint64_t sliced_broadcast_bytes;  // of so many a broadcast goes in slices, if ranks > 2
+  uint64_t sliced_reduce_bytes;     // a reduce likewise
+
+  static constexpr uint64_t kWordsAt = 4096;  // before: the header, word 0 is `done`
+  static constexpr uint64_t kRowBytes = uint64_t{kMaxCollRanks} * 8;
+
+#ifdef __CUDACC__
+#define MEP_BOTH __host__ __device__
+#else
+#define MEP_BOTH
+#endif
+  // Rows of signal words, one word a source: exchanges by parity, the two halves of a two-shot, the begin of an
+  // epoch.
+  MEP_BOTH uint64_t exchange_row(uint64_t parity, uint32_t cta) const {
+    return kWordsAt + (parity * kMaxCollCtas + cta) * kRowBytes;
+  }
+  MEP_BOTH uint64_t scatter_row(uint32_t cta) const {
+    return exchange_row(2, cta);
+  }
+  MEP_BOTH uint64_t result_row(uint32_t cta) const {
+    return exchange_row(3, cta);
+  }
+  MEP_BOTH uint64_t begin_row(uint32_t cta) const {
+    return exchange_row(4, cta);
+  }
+  MEP_BOTH uint64_t packets(uint64_t step, uint32_t source) const {
+    return exchange_row(5, 0) + (step % kCollSlots * ranks + source) * packet_place_bytes;
+  }
+  MEP_BOTH uint64_t packets_end() const {
+    return exchange_row(5, 0) + uint64_t{kCollSlots} * ranks * packet_place_bytes;
+  }
+  MEP_BOTH uint64_t slot(uint64_t step, uint32_t source) const {
+    return packets_end() + (step % kCollSlots * ranks + source) * slot_bytes;
+  }
+  MEP_BOTH uint64_t slots_end() const {
+    return packets_end() + uint64_t{kCollSlots} * ranks * slot_bytes;
+  }
+  MEP_BOTH uint64_t scatter_piece(uint32_t source, uint32_t cta) const {
+    return slots_end() + (uint64_t{source} * ctas + cta) * piece_bytes;
+  }
+  MEP_BOTH uint64_t result_piece(uint32_t owner, uint32_t cta) const {
+    return scatter_piece(ranks, 0) + (uint64_t{owner} * ctas + cta) * piece_bytes;
+  }
+  MEP_BOTH uint64_t window_bytes() const {
+    return result_piece(ranks, 0);
+  }
+#undef MEP_BOTH
+};
+
+// The leader's orders to the CTAs that wait; a code belongs to one operation.
+enum LeaderOrder : uint32_t { kCollNone = 0, kCollGoOn = 1, kCollFail = 2 };
+
+struct CollState {
+  // The comm, as of the last operation.
+  uint64_t epoch;
+  uint64_t seq;   // operations so far
+  uint64_t step;  // of this epoch, steps so far
+  uint64_t live;
+  uint64_t seen_word;
+  uint64_t seen_installed;
+  int32_t pending_report;  // a view change that no operation has told yet
+  int32_t ended;           // the world has ended for this rank: what all operations answer
+  uint64_t spare;          // keeps the windows' addresses in pairs, off the borders of cache lines
+  uint64_t failures;
+  // Constants.
+  uint32_t rank;
+  uint32_t test_delay_ns;  // tests: a delay of up to this before each phase of each CTA
+  uint64_t timeout_ns;
+  uint64_t settle_ns;  // beyond the timeout, until membership must have decided
+  CollLayout layout;
+  CollPost* post;                   // device address
+  uint8_t* windows[kMaxCollRanks];  // of all ranks, as mapped here
+  // The running operation.
+  uint32_t ticket;  // CTAs that are through
+  uint32_t reserved;
+  uint64_t decision;  // seq << 2 | LeaderOrder
+  uint64_t decided_live;
+  uint64_t donor;  // rank that has completed it
+};
+
+// Which kernels carry out a kind. The kernels know these kinds and no others.
+enum class CollPath : uint32_t {
+  kNone,          // none does: it must not be launched
+  kExchange,      // what ranks give is put into the windows of all and copied out
+  kReduce,        // ... and reduced; in slices, if it is long
+  kBlocks,        // each block is put into the window of the rank that gets it, and copied out
+  kReduceBlocks,  // ... and reduced
+};
+
+constexpr CollPath coll_path(Collective kind) {
+  switch (kind) {
+    case Collective::k_barrier:
+    case Collective::k_broadcast:
+    case Collective::k_allgather:
+      return CollPath::kExchange;
+    case Collective::k_allreduce:
+    case Collective::k_reduce:
+      return CollPath::kReduce;
+    case Collective::k_gather:
+    case Collective::k_scatter:
+    case Collective::k_alltoall:
+      return CollPath::kBlocks;
+    case Collective::k_reduce_scatter:
+      return CollPath::kReduceBlocks;
+    default:
+      return CollPath::kNone;
+  }
+}
+
+// One launch, as a graph captures it.
+struct CollCall {
+  const void* send;
+  void* receive;
+  uint64_t bytes;  // of one block
+  mep_dtype_t dtype;
+  mep_op_t op;
+  Collective kind;
+  uint32_t root;
+  uint32_t fingerprint;  // launch_coll() sets this
+  uint32_t is_rooted;    // and this: without the root in the view it is refused
+  OpStatusPlace status;
+};
+constexpr uint32_t kFingerprintBits = 12;
+
+}  // namespace mep::device

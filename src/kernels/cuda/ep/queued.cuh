@@ -1,0 +1,145 @@
+// Dispatch and combine of peers that are reached through send queues (ep/queue_layout.hpp): shared by the kernels of both.
+//
+//   count      tells every rank this rank's counts, and waits until all have given back the rows of the last use
+//   pack       writes rows as records to the outbox, quantised if the wire wants it
+//   exchange   posts the records, tells that they are there, and waits for those of the others
+//   unpack     takes the records of the others out of the inbox, to each place of a row
+//   push       posts the terms of this rank's experts, tells that they are there, and waits for those of the others
+//   sum        adds the terms of each token
+//
+// Each is a launch. One block waits at a time, so ranks that share a GPU need no more than that to be there together.
+#pragma once
+
+#include "kernels/cuda/ep/count.cuh"
+#include "kernels/cuda/ep/queue_layout.hpp"
+#include "transport/gpu_queue/peer.hpp"
+
+namespace mep::device {
+
+constexpr uint32_t kMostBusCtas = 32;  // they fill the bus
+
+// `Args` with memory.window and the words' places being those of the inbox.
+template <class Args>
+struct Queued : Args {
+  EpQueueLayout l;
+  EpQueues queues;
+
+  __device__ gpu_queue::QueuePeer<> queue_to(uint32_t rank, const Waiter& waiter) const {
+    auto* all = reinterpret_cast<gpu_queue::Queue*>(queues.scratch + l.queues);
+    return {all + rank, {waiter.deadline, waiter.abort_word, waiter.epoch}};
+  }
+  __device__ uint32_t* sent_first() const {
+    return reinterpret_cast<uint32_t*>(queues.scratch + l.sent_first);
+  }
+  __device__ gpu_queue::RemoteMemory at_peer(uint64_t offset) const { return {offset, kInboxKey}; }
+  __device__ gpu_queue::LocalMemory from_outbox(uint64_t offset) const {
+    return {queues.outbox + offset, kOutboxKey};
+  }
+  // The word at the peer that this rank writes.
+  __device__ gpu_queue::RemoteMemory word_at_peer(uint64_t block, uint64_t use) const {
+    return at_peer(block + (use % 2 * this->g.sizes.ranks + this->g.sizes.rank) * 8);
+  }
+  // By whole warps, each for some of the other ranks. False: some call failed.
+  template <class Call>
+  __device__ bool for_live_peers(const Waiter& waiter, Call&& call) const {
+    bool good = true;
+    for (uint32_t rank = threadIdx.x / kWarpThreads; rank < this->g.sizes.ranks; rank += kEpWarps) {
+      if (!this->is_live(rank) || rank == this->g.sizes.rank) continue;
+      good = call(rank, queue_to(rank, waiter)) && good;
+    }
+    return good;
+  }
+  // By one thread: this rank's own word, as queues write those of the others.
+  __device__ void tell_self(uint64_t block, uint64_t use, uint64_t word) const {
+    store_word_release(this->rank_word(queues.inbox, block, use, this->g.sizes.rank), word);
+  }
+};
+
+// Whether the call was done; else the failure is recorded. By a whole warp.
+__device__ inline bool is_done(gpu_queue::Status status, const Waiter& waiter, uint32_t rank) {
+  if (status == gpu_queue::Status::kOk) return true;
+  Cause cause = Cause::kUnreachable;
+  if (status == gpu_queue::Status::kTimedOut) cause = Cause::kDeadline;
+  if (status == gpu_queue::Status::kAborted) cause = Cause::kAborted;
+  if (threadIdx.x % kWarpThreads == 0) {
+    fail(waiter.channel, waiter.epoch, cause, rank, waiter.phase);
+  }
+  return false;
+}
+
+using QueuedDispatch = Queued<DispatchArgs>;
+
+// The first dispatch of an epoch: nothing of the old one is under way afterwards.
+__device__ inline bool flush_queues(const QueuedDispatch& a, const Waiter& waiter) {
+  return a.for_live_peers(waiter, [&](uint32_t rank, gpu_queue::QueuePeer<> peer) {
+    return is_done(peer.flush(), waiter, rank);
+  });
+}
+
+// The counts that the outbox has for each rank, to it. Rows of the last use that were not combined are given back, as in
+// give_back_unused(). The queue keeps the order: the word is seen before the counts.
+__device__ inline bool post_counts(const QueuedDispatch& a, const Waiter& waiter, uint64_t use) {
+  const uint64_t last = use - 1;
+  const bool gives_back = is_unused(a, last);
+  const uint64_t given_back = unused_word(waiter.epoch, last);
+  const uint64_t tag = signal_tag(waiter.epoch, use);
+  if (threadIdx.x == 0) {
+    if (gives_back) a.tell_self(a.l.combine_ready, last, given_back);
+    a.tell_self(a.l.counts_ready, use, tag);
+  }
+  const uint64_t from = a.l.sent_counts + use % 2 * a.l.sent_counts_bytes;
+  const uint64_t to = a.l.counts + (use % 2 * a.g.sizes.ranks + a.g.sizes.rank) * a.l.counts_bytes;
+  const uint32_t lane = threadIdx.x % kWarpThreads;
+  return a.for_live_peers(waiter, [&](uint32_t rank, gpu_queue::QueuePeer<> peer) {
+    gpu_queue::Request request{};
+    if (lane == 0) {
+      request = gpu_queue::write_word(a.word_at_peer(a.l.combine_ready, last), given_back);
+    } else if (lane == 1) {
+      request = gpu_queue::write(a.at_peer(to), a.from_outbox(from + rank * a.l.sent_counts_step),
+                                 a.l.counts_bytes);
+    } else if (lane == 2) {
+      request = gpu_queue::write_word(a.word_at_peer(a.l.counts_ready, use), tag);
+    }
+    const bool wants = lane == 0 ? gives_back : lane <= 2;
+    return is_done(peer.post_lanes(wants, request), waiter, rank);
+  });
+}
+
+// This rank's counts in the outbox.
+__device__ inline uint32_t* sent_counts(const QueuedDispatch& a, uint64_t use) {
+  return reinterpret_cast<uint32_t*>(a.queues.outbox + a.l.sent_counts +
+                                     use % 2 * a.l.sent_counts_bytes);
+}
+// A count of another rank in the inbox; is_count(): whether it can be.
+__device__ inline uint32_t inbox_count(const QueuedDispatch& a, uint64_t use, uint32_t source,
+                                       uint32_t column) {
+  const auto* told = reinterpret_cast<const uint32_t*>(a.queues.inbox + a.l.counts);
+  return __ldcv(told + (use % 2 * a.g.sizes.ranks + source) * a.g.count_words + column);
+}
+__device__ inline bool is_count(const QueuedDispatch& a, const Waiter& waiter, uint32_t source,
+                                uint32_t count) {
+  if (count <= a.g.sizes.max_tokens) return true;
+  refuse_bytes(waiter, source);
+  return false;
+}
+
+// A geometry whose words and terms are those of the inbox, for kernels that get it as their window.
+inline EpGeometry inbox_geometry(const EpGeometry& g, const EpQueueLayout& l) {
+  EpGeometry inbox = g;
+  inbox.rows_ready = l.rows_ready;
+  inbox.combine_ready = l.combine_ready;
+  inbox.combine_in = l.terms;
+  inbox.weights_in = l.weights;
+  inbox.weights_marks = l.weights_marks;
+  return inbox;
+}
+
+template <class Args>
+Queued<Args> make_queued(const Args& args, const EpQueues& queues) {
+  Queued<Args> a{args, make_ep_queue_layout(args.g), queues};
+  a.g = inbox_geometry(args.g, a.l);
+  a.memory.window = queues.inbox;
+  return a;
+}
+
+}  // namespace mep::device
