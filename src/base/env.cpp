@@ -65,7 +65,7 @@ struct Choice {
 };
 
 constexpr Choice kChoices[] = {
-    {"MEP_CUDA_REACH", {"auto", "host", "queues"}},
+    {"MEP_CUDA_REACH", {"auto", "host", "queues", "mixed"}},
     {"MEP_SIMD", {"portable", "avx2", "avx512"}},
     {"MEP_LOG", {"error", "warn", "info", "debug"}},
 };
@@ -185,7 +185,7 @@ constexpr EnvVariable kTable[] = {
      "0: ranks of the host do not read this one's memory: large data is copied twice"},
     {"MEP_CUDA_REACH", "auto",
      "host: no GPU maps another's memory, windows lie in pinned memory of the host; queues: "
-     "GPUs post to queues"},
+     "GPUs post to queues; mixed: even and odd ranks post to queues of each other, for tests"},
     {"MEP_SIMD", "", "portable, avx2 or avx512: at most this instruction set; default the CPU's"},
     // For tests.
     {"MEP_TEST_HOST", "", "ranks with different names here take each other to be on other hosts"},

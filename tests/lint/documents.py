@@ -19,8 +19,6 @@ RESULT = re.compile(r"^\s*(MEP_SUCCESS|MEP_PARTIAL|MEP_ERR_\w+)\s*=\s*(-?\d+)", 
 RESULT_ROW = re.compile(r"^\|\s*`(MEP_\w+)`\s*\|\s*(-?\d+)\s*\|", re.M)
 ERRORS_PAGE = "docs/reference/errors.md"
 SITE = "mkdocs.yml"
-# Beginnings of folders of src/ that have no README.md yet. It goes when they have one.
-README_TO_COME = ("src/kernels/cuda/",)
 NAMED_FILE = re.compile(r"`([\w./-]+\.(?:c|h|hpp|cpp|cu|cuh|def|map|md|pml|py|cmake|txt))`")
 
 
@@ -125,12 +123,12 @@ def check_readmes(root):
     or by their path from src/ or from the root."""
     sources = [path for suffix in (".cpp", ".cu") for path in (root / "src").rglob("*" + suffix)]
     for folder in sorted({path.parent.relative_to(root).as_posix() + "/" for path in sources}):
-        if not folder.startswith(README_TO_COME) and not (root / folder / "README.md").is_file():
+        if not (root / folder / "README.md").is_file():
             yield folder + "README.md", 1, "is missing; say what the folder is for, what to read first and what must not break"
     for page in sorted(path for top in ("src", "tests") for path in (root / top).rglob("README.md")):
         name = page.relative_to(root).as_posix()
         text = page.read_text(encoding="utf-8", errors="replace")
-        for match in NAMED_FILE.finditer(text) if not name.startswith(README_TO_COME) else ():
+        for match in NAMED_FILE.finditer(text):
             if not any((place / match.group(1)).is_file() for place in (page.parent, root / "src", root)):
                 yield name, text.count("\n", 0, match.start()) + 1, f"{match.group(1)} does not exist"
 

@@ -72,19 +72,27 @@ void setting_is_checked(void**) {
   const struct {
     const char* value;  // null: not set
     GpuReach least;
-  } settings[] = {{nullptr, GpuReach::kDeviceWindows},
-                  {"auto", GpuReach::kDeviceWindows},
-                  {"host", GpuReach::kHostWindows},
-                  {"queues", GpuReach::kQueues}};
-  GpuReach least{};
+    std::vector<bool> group;  // of rank 0, with ranks 1 and 2 of its host and rank 3 of another
+  } settings[] = {{nullptr, GpuReach::kDeviceWindows, {true, true, true, false}},
+                  {"auto", GpuReach::kDeviceWindows, {true, true, true, false}},
+                  {"host", GpuReach::kHostWindows, {}},
+                  {"queues", GpuReach::kQueues, {}},
+                  {"mixed", GpuReach::kQueues, {true, false, true, false}}};
+  const std::vector<uint32_t> ranks{0, 1, 2, 3};
   for (const auto& setting : settings) {
     unsetenv("MEP_CUDA_REACH");
     if (setting.value != nullptr) setenv("MEP_CUDA_REACH", setting.value, 1);
-    assert_int_equal(mep::read_reach_setting(&least), MEP_SUCCESS);
-    assert_int_equal(least, setting.least);
+    std::vector<mep::ReachFacts> facts{{50, 10}, {50, 11}, {50, 12}, {51, 10}};
+    for (const uint32_t rank : ranks) {
+      assert_int_equal(mep::read_reach_setting(rank, &facts[rank]), MEP_SUCCESS);
+      assert_int_equal(facts[rank].least, setting.least);
+    }
+    assert_true(mep::group_of(facts, ranks, 0, 4) == setting.group);
+    assert_true(mep::group_of(facts, ranks, 3, 4).empty());  // nobody else is there
   }
+  mep::ReachFacts facts;
   setenv("MEP_CUDA_REACH", "hosts", 1);
-  assert_int_equal(mep::read_reach_setting(&least), MEP_ERR_INVALID_ARGUMENT);
+  assert_int_equal(mep::read_reach_setting(0, &facts), MEP_ERR_INVALID_ARGUMENT);
   assert_non_null(std::strstr(mep::last_error_text(), "MEP_CUDA_REACH=hosts"));
   unsetenv("MEP_CUDA_REACH");
 }

@@ -59,6 +59,8 @@ class GpuBackend : public Backend {
   virtual GpuReach reach() const = 0;
   // Serves queues to the peers' windows; null but for GpuReach::kQueues.
   virtual gpu_queue::SoftNic* nic() { return nullptr; }
+  // With queues: by rank, whose GPU this one maps, which maps this one; empty: none.
+  virtual std::vector<bool> mapped_ranks() const { return {}; }
   // Second step of making it, after all ranks of this process have done the first: peers' windows.
   [[nodiscard]] virtual mep_result_t connect(const Deadline& deadline) = 0;
   // Third and fourth: a kernel of every rank meets the others, which proves that they fit on the GPU

@@ -1,4 +1,5 @@
-// How the GPUs of a comm's ranks reach each other: one answer for the whole comm.
+// How the GPUs of a comm's ranks reach each other, as a whole. With queues some may map each other besides: see
+// GpuBackend::mapped_ranks().
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,7 @@ namespace mep {
 enum class GpuReach : uint8_t {
   kDeviceWindows,  // kernels write to windows in the memory of the peers' GPUs
   kHostWindows,    // ... in pinned memory of the host that all ranks share
-  kQueues,         // dispatch and combine post to queues; collectives run on a comm of the host
+  kQueues,  // dispatch and combine post to queues where they do not map a peer; collectives run on a comm of the host
 };
 
 }  // namespace mep

@@ -144,16 +144,27 @@ mep_result_t GpuBuffers::offer(const std::string& name, uint64_t window_seed) {
   return MEP_SUCCESS;
 }
 
-mep_result_t GpuBuffers::offer_buffer(Buffer* buffer) {
-  if (gpu_queue::SoftNic* nic = backend_.nic(); nic != nullptr) {
-    buffer->queued = std::make_unique<QueuedBuffer>(comm_.identity(), nic, geometry_);
-    MEP_TRY(buffer->queued->offer(backend_.device(), buffer->id));
-  } else {
+// The memory that peers write: the window, or inboxes of queues and of mapped peers.
+mep_result_t GpuBuffers::offer_windows(Buffer* buffer) {
+  gpu_queue::SoftNic* nic = backend_.nic();
+  if (nic == nullptr) {
     const bool on_host = backend_.reach() == GpuReach::kHostWindows;
     buffer->windows = std::make_shared<GpuWindows>(
         comm_, on_host ? WindowPlace::kHost : WindowPlace::kDevice, backend_.device(), buffer->id);
-    MEP_TRY(buffer->windows->offer(on_host ? geometry_.pushed_bytes : geometry_.window_bytes));
+    return buffer->windows->offer(on_host ? geometry_.pushed_bytes : geometry_.window_bytes);
   }
+  buffer->queued = std::make_unique<QueuedBuffer>(comm_.identity(), nic, geometry_);
+  MEP_TRY(buffer->queued->offer(backend_.device(), buffer->id));
+  const std::vector<bool> mapped = backend_.mapped_ranks();
+  if (mapped.empty()) return MEP_SUCCESS;
+  const uint64_t id = hash_bytes(buffer->id, "mapped", 6);
+  buffer->windows =
+      std::make_shared<GpuWindows>(comm_, WindowPlace::kDevice, backend_.device(), id, mapped);
+  return buffer->windows->offer(buffer->queued->inbox_bytes());
+}
+
+mep_result_t GpuBuffers::offer_buffer(Buffer* buffer) {
+  MEP_TRY(offer_windows(buffer));
   if (geometry_.expanded.rows != 0) {
     MEP_TRY(DeviceMemory::create(backend_.device(), geometry_.expanded.bytes, &buffer->expanded));
   }
@@ -186,12 +197,13 @@ mep_result_t GpuBuffers::connect_buffers(const CommView& view, const Deadline& d
   const DeviceControl control = control_of(view);
   for (uint32_t i = 0; i < shape_.buffers; ++i) {
     Buffer& buffer = buffers_[i];
+    if (buffer.windows != nullptr) {
+      MEP_TRY(reach_peers(buffer, view, deadline, stream_->get()));
+      buffer.window = buffer.windows->own();
+    }
     if (buffer.queued != nullptr) {
       MEP_TRY(buffer.queued->connect(view, deadline, stream_->get()));
       buffer.window = buffer.queued->window();
-    } else {
-      MEP_TRY(reach_peers(buffer, view, deadline, stream_->get()));
-      buffer.window = buffer.windows->own();
     }
     buffer.views = buffer.views_memory != nullptr ? buffer.views_memory->data() : buffer.window;
     EpState state{};
@@ -205,11 +217,12 @@ mep_result_t GpuBuffers::connect_buffers(const CommView& view, const Deadline& d
   return MEP_SUCCESS;
 }
 
-// The table of windows that kernels read.
+// The table of windows that kernels read. With queues it tells who is mapped, and a rank does not map itself.
 mep_result_t GpuBuffers::reach_peers(Buffer& buffer, const CommView& view, const Deadline& deadline,
                                      void* stream) {
   MEP_TRY(buffer.windows->connect(view, deadline));
-  const std::vector<std::byte*> windows = buffer.windows->addresses();
+  std::vector<std::byte*> windows = buffer.windows->addresses();
+  if (buffer.queued != nullptr) windows[shape_.rank] = nullptr;
   return copy_in_order(buffer.peers, windows.data(), windows.size() * sizeof(std::byte*), stream);
 }
 
@@ -401,7 +414,10 @@ device::EpLaunch GpuBuffers::launch(const Buffer& buffer, const EpHandle& handle
     launch.memory.map_first = reinterpret_cast<const uint32_t*>(map_memory_->data());
     launch.memory.map_places = launch.memory.map_first + shape_.experts + 1;
   }
-  if (buffer.queued != nullptr) launch.queues = buffer.queued->kernels();
+  if (buffer.queued != nullptr) {
+    launch.queues =
+        buffer.queued->kernels(buffer.windows != nullptr ? buffer.windows->own() : nullptr);
+  }
   launch.handle = handle.memory;
   launch.ctas = ctas_;
   return launch;

@@ -76,8 +76,8 @@ class GpuBuffers final : public EpBuffers, public GpuPart {
     std::byte* views = nullptr;  // device memory laid out like the window: what fill_view() shows
     std::shared_ptr<DeviceMemory> views_memory;  // null: views lie in the window
     std::shared_ptr<DeviceMemory> expanded;      // rows by expert, and y for them; null without
-    std::shared_ptr<GpuWindows> windows;         // null: peers are reached through queues
-    std::unique_ptr<QueuedBuffer> queued;        // null: peers write the window
+    std::shared_ptr<GpuWindows> windows;         // of mapped peers; null: there are none
+    std::unique_ptr<QueuedBuffer> queued;        // null: all peers are mapped
     std::shared_ptr<DeviceMemory> block;         // local, control, status, peers
     device::DeviceControl* control = nullptr;
     device::OpStatus* status = nullptr;  // of operations whose caller wants none
@@ -89,6 +89,7 @@ class GpuBuffers final : public EpBuffers, public GpuPart {
 
   mep_result_t check_host_memory() const;
   mep_result_t offer_buffer(Buffer* buffer);
+  mep_result_t offer_windows(Buffer* buffer);
   mep_result_t reach_peers(Buffer& buffer, const CommView& view, const Deadline& deadline,
                            void* stream);
   mep_result_t connect_buffers(const CommView& view, const Deadline& deadline);

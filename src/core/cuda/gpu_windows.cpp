@@ -6,11 +6,13 @@
 
 namespace mep {
 
-GpuWindows::GpuWindows(Comm& comm, WindowPlace place, int32_t device, uint64_t id)
+GpuWindows::GpuWindows(Comm& comm, WindowPlace place, int32_t device, uint64_t id,
+                       std::vector<bool> mapped)
     : comm_(comm),
       place_(place),
       device_(device),
       id_(id),
+      mapped_(std::move(mapped)),
       windows_(comm.size()),
       incarnations_(comm.size()) {}
 
@@ -26,13 +28,16 @@ mep_result_t GpuWindows::offer(size_t bytes) {
   auto offered = std::make_shared<KernelMemory>();
   offered->id = id_;
   offered->bytes = windows_[rank]->bytes();
-  offered->slots = comm_.slots();
+  for (uint32_t peer = 0; peer < comm_.size(); ++peer) {
+    if (maps(peer)) offered->slots.push_back(comm_.slots()[peer]);
+  }
   MEP_TRY(windows_[rank]->export_fd(&offered->fd));
   return comm_.world().windows().offer_memory(std::move(offered));
 }
 
 bool GpuWindows::reaches(const CommView& view) const {
   for (const uint32_t rank : view.live) {
+    if (!maps(rank)) continue;
     if (incarnations_[rank].load(std::memory_order_acquire) != view.incarnations[rank])
       return false;
   }
@@ -41,6 +46,7 @@ bool GpuWindows::reaches(const CommView& view) const {
 
 mep_result_t GpuWindows::connect(const CommView& view, const Deadline& deadline) {
   for (const uint32_t rank : view.live) {
+    if (!maps(rank)) continue;
     // Relaxed: only this thread writes it.
     if (incarnations_[rank].load(std::memory_order_relaxed) == view.incarnations[rank]) continue;
     MEP_TRY(take(rank, view.incarnations[rank], deadline));

@@ -1,4 +1,5 @@
-// The windows of one id that kernels of all ranks of a comm write: this rank's own, and the peers' as mapped here.
+// The windows of one id that kernels of the ranks of a comm write, of all or of some that map each other: this rank's own,
+// and the peers' as mapped here.
 // The control thread carries the offers; it makes no CUDA call. The user's thread maps, also those of joiners.
 //
 // A window is mapped while this object lives, since kernels may write to it until then. The one of a rank that was
@@ -18,16 +19,18 @@ namespace mep {
 
 class GpuWindows {
  public:
-  GpuWindows(Comm& comm, WindowPlace place, int32_t device, uint64_t id);
+  // mapped: by rank, the peers; empty: all ranks.
+  GpuWindows(Comm& comm, WindowPlace place, int32_t device, uint64_t id,
+             std::vector<bool> mapped = {});
   ~GpuWindows();
   GpuWindows(const GpuWindows&) = delete;
   GpuWindows& operator=(const GpuWindows&) = delete;
 
-  // Makes this rank's window and offers it to the others of the comm.
+  // Makes this rank's window and offers it to the peers.
   [[nodiscard]] mep_result_t offer(size_t bytes);
-  // Maps what the ranks of the view offer, as far as it is not mapped.
+  // Maps what the peers of the view offer, as far as it is not mapped.
   [[nodiscard]] mep_result_t connect(const CommView& view, const Deadline& deadline);
-  // The windows of all ranks of the view are mapped. Any thread.
+  // The windows of all peers of the view are mapped. Any thread.
   bool reaches(const CommView& view) const;
   // By rank; null: never mapped.
   std::vector<std::byte*> addresses() const;
@@ -37,12 +40,14 @@ class GpuWindows {
   void withdraw() { comm_.world().windows().drop(id_); }
 
  private:
+  bool maps(uint32_t rank) const { return mapped_.empty() || mapped_[rank]; }
   mep_result_t take(uint32_t rank, uint64_t incarnation, const Deadline& deadline);
 
   Comm& comm_;
   const WindowPlace place_;
   const int32_t device_;
   const uint64_t id_;
+  const std::vector<bool> mapped_;
   std::vector<std::shared_ptr<GpuWindow>> windows_;  // by rank
   std::vector<std::shared_ptr<GpuWindow>> replaced_;
   // By rank, of whom windows_ is; release, after the window is mapped.

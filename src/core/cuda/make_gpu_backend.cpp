@@ -2,11 +2,13 @@
 // follow it.
 #include <algorithm>
 #include <iterator>
+#include <utility>
 #include <vector>
 
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/cuda/gpu_comm.hpp"
+#include "core/cuda/gpu_windows.hpp"
 #include "core/cuda/staged_comm.hpp"
 #include "core/staged/reach.hpp"
 
@@ -15,6 +17,14 @@ namespace {
 
 constexpr int64_t kDone = 0;
 constexpr int64_t kCannotMap = 1;  // errors are negative
+constexpr const char* kNotAllReach = "not all GPUs of this process reach each other";
+constexpr uint64_t kProbeId = 0x6d61707065640000u;
+
+// Facts of the ranks that are there.
+struct Facts {
+  std::vector<ReachFacts> of;
+  std::vector<uint32_t> ranks;  // whose they are
+};
 
 // By rank.
 template <class Value>
@@ -23,15 +33,12 @@ mep_result_t gather(Comm& comm, const Value& own, std::vector<Value>* all) {
   return comm.run(Collective::k_allgather, {&own, all->data(), sizeof own, MEP_UINT8, MEP_SUM, 0});
 }
 
-mep_result_t own_facts(const Comm& comm, int32_t device, ReachFacts* facts) {
-  GpuReach least{};
-  MEP_TRY(read_reach_setting(&least));
+mep_result_t facts_of(const Comm& comm, uint32_t rank, int32_t device, ReachFacts* facts) {
   DeviceFacts about;
   MEP_TRY(describe_device(device, &about));
   const PeerIdentity& self = comm.world().identity();
-  *facts = {
-      self.host, self.process_token, static_cast<uint64_t>(least), {about.uuid[0], about.uuid[1]}};
-  return MEP_SUCCESS;
+  *facts = {self.host, self.process_token, 0, {about.uuid[0], about.uuid[1]}};
+  return read_reach_setting(rank, facts);
 }
 
 // The decision that an error about mapping means; others are errors of the call.
@@ -68,61 +75,92 @@ mep_result_t agree(Comm& comm, mep_result_t own, const char* step, std::string* 
   return MEP_SUCCESS;
 }
 
-mep_result_t open_mapped(GpuComm& mapped, int32_t device, std::span<const ReachFacts> facts) {
-  for (const ReachFacts& each : facts) {
-    if (mapped.reach() != GpuReach::kDeviceWindows) break;
-    if (may_reach(device, {each.device[0], each.device[1]})) continue;
-    return fail(MEP_ERR_UNSUPPORTED, "GPU %d cannot reach the memory of a peer's GPU", device);
+mep_result_t check_reach(int32_t device, const ReachFacts& peer) {
+  if (may_reach(device, {peer.device[0], peer.device[1]})) return MEP_SUCCESS;
+  return fail(MEP_ERR_UNSUPPORTED, "GPU %d cannot reach the memory of a peer's GPU", device);
+}
+
+bool all_reach(std::span<const GpuPlace> places) {
+  for (const GpuPlace& from : places) {
+    for (const GpuPlace& to : places) {
+      if (!device_reaches(from.device, to.device)) return false;
+    }
+  }
+  return true;
+}
+
+mep_result_t open_mapped(GpuComm& mapped, const Facts& facts) {
+  for (const ReachFacts& each : facts.of) {
+    if (mapped.reach() == GpuReach::kDeviceWindows) MEP_TRY(check_reach(mapped.device(), each));
   }
   return mapped.open();
 }
 
-mep_result_t make_staged(Comm& comm, const GpuPlace& place, std::unique_ptr<GpuBackend>* out) {
-  auto staged = std::make_unique<StagedComm>(comm, place);
+// By all ranks: each maps a window of the others of its group, or says why not.
+mep_result_t map_group(Comm& comm, int32_t device, const Facts& facts,
+                       const std::vector<bool>& group, std::string* why) {
+  GpuWindows windows(comm, WindowPlace::kDevice, device, comm.id() ^ kProbeId, group);
+  const auto map = [&]() -> mep_result_t {
+    if (group.empty()) return MEP_SUCCESS;
+    for (size_t i = 0; i < facts.ranks.size(); ++i) {
+      if (group[facts.ranks[i]]) MEP_TRY(check_reach(device, facts.of[i]));
+    }
+    MEP_TRY(windows.offer(1));
+    return windows.connect(*comm.latest_view(), Deadline::after_ms(comm.timeout_ms()));
+  };
+  return agree(comm, map(), "map the GPUs beside its own", why);
+}
+
+// With queues: the ranks that this one maps besides. None where a rank of any group cannot; *why says so.
+mep_result_t find_mapped(Comm& comm, int32_t device, const Facts& facts,
+                         std::span<const GpuPlace> made_together, std::vector<bool>* mapped,
+                         std::string* why) {
+  const std::vector<bool> group = group_of(facts.of, facts.ranks, comm.rank(), comm.size());
+  if (made_together.empty()) {
+    MEP_TRY(map_group(comm, device, facts, group, why));
+  } else if (!all_reach(made_together)) {
+    *why = kNotAllReach;
+  }
+  if (why->empty()) *mapped = group;
+  return MEP_SUCCESS;
+}
+
+mep_result_t make_staged(Comm& comm, const GpuPlace& place, std::vector<bool> mapped,
+                         std::unique_ptr<GpuBackend>* out) {
+  auto staged = std::make_unique<StagedComm>(comm, place, std::move(mapped));
   MEP_TRY(staged->open());
   *out = std::move(staged);
   return MEP_SUCCESS;
 }
 
 // The facts of this process; two GPUs that do not reach each other cannot be mapped.
-mep_result_t facts_of_places(const Comm& comm, std::span<const GpuPlace> places,
-                             std::vector<ReachFacts>* facts, ReachChoice* choice) {
-  std::vector<uint32_t> ranks;
+mep_result_t facts_of_places(const Comm& comm, std::span<const GpuPlace> places, Facts* facts,
+                             ReachChoice* choice) {
   for (const GpuPlace& place : places) {
-    ranks.push_back(static_cast<uint32_t>(facts->size()));
-    MEP_TRY(own_facts(comm, place.device, &facts->emplace_back()));
+    facts->ranks.push_back(static_cast<uint32_t>(facts->ranks.size()));
+    MEP_TRY(facts_of(comm, facts->ranks.back(), place.device, &facts->of.emplace_back()));
   }
-  *choice = choose_reach(*facts, ranks);
-  for (const GpuPlace& from : places) {
-    for (const GpuPlace& to : places) {
-      if (choice->reach != GpuReach::kDeviceWindows || device_reaches(from.device, to.device)) {
-        continue;
-      }
-      choice->reach = GpuReach::kHostWindows;
-      choice->why = "GPU " + std::to_string(from.device) + " does not reach the memory of GPU " +
-                    std::to_string(to.device);
-    }
+  *choice = choose_reach(facts->of, facts->ranks);
+  if (choice->reach == GpuReach::kDeviceWindows && !all_reach(places)) {
+    *choice = {GpuReach::kHostWindows, kNotAllReach};
   }
   return MEP_SUCCESS;
 }
 
-mep_result_t gather_facts(Comm& comm, int32_t device, std::vector<ReachFacts>* facts,
-                          ReachChoice* choice) {
+mep_result_t gather_facts(Comm& comm, int32_t device, Facts* facts, ReachChoice* choice) {
   ReachFacts own;
-  MEP_TRY(own_facts(comm, device, &own));
+  MEP_TRY(facts_of(comm, comm.rank(), device, &own));
   std::vector<ReachFacts> all;
   MEP_TRY(gather(comm, own, &all));
-  const std::vector<uint32_t> ranks = comm.latest_view()->live;
-  for (const uint32_t rank : ranks) facts->push_back(all[rank]);
-  *choice = choose_reach(*facts, ranks);
+  facts->ranks = comm.latest_view()->live;
+  for (const uint32_t rank : facts->ranks) facts->of.push_back(all[rank]);
+  *choice = choose_reach(facts->of, facts->ranks);
   return MEP_SUCCESS;
 }
 
 // Mapped by each rank itself; *why: somebody could not.
-mep_result_t map_together(Comm& comm, GpuComm& mapped, std::span<const ReachFacts> facts,
-                          std::string* why) {
-  MEP_TRY(agree(comm, open_mapped(mapped, mapped.device(), facts), "prepare its GPU to be mapped",
-                why));
+mep_result_t map_together(Comm& comm, GpuComm& mapped, const Facts& facts, std::string* why) {
+  MEP_TRY(agree(comm, open_mapped(mapped, facts), "prepare its GPU to be mapped", why));
   if (!why->empty()) return MEP_SUCCESS;
   const mep_result_t met = mapped.connect(Deadline::after_ms(comm.timeout_ms()));
   return agree(comm, met, "map the GPU memory of its peers", why);
@@ -133,18 +171,18 @@ mep_result_t map_together(Comm& comm, GpuComm& mapped, std::span<const ReachFact
 mep_result_t make_gpu_backend(Comm& comm, const GpuPlace& place,
                               std::span<const GpuPlace> made_together,
                               std::unique_ptr<GpuBackend>* out) {
-  std::vector<ReachFacts> facts;
+  Facts facts;
   ReachChoice choice;
   GpuPlace own = place;
   if (made_together.empty()) {
     MEP_TRY(gather_facts(comm, place.device, &facts, &choice));
     const uint64_t process = comm.world().identity().process_token;
     std::vector<ReachFacts> neighbours;
-    std::copy_if(facts.begin(), facts.end(), std::back_inserter(neighbours),
+    std::copy_if(facts.of.begin(), facts.of.end(), std::back_inserter(neighbours),
                  [process](const ReachFacts& each) { return each.process == process; });
     own.ranks_on_device = std::max(own.ranks_on_device, most_on_one_gpu(neighbours));
     // Processes share a GPU too: in turns, or at once where MPS lets them.
-    own.most_on_a_device = std::max(own.most_on_a_device, most_on_one_gpu(facts));
+    own.most_on_a_device = std::max(own.most_on_a_device, most_on_one_gpu(facts.of));
   } else {
     MEP_TRY(facts_of_places(comm, made_together, &facts, &choice));
   }
@@ -175,8 +213,15 @@ mep_result_t make_gpu_backend(Comm& comm, const GpuPlace& place,
     level = LogLevel::kWarn;  // nobody asked for something slower
     choice.why = why;
   }
-  tell(level, "GPUs post to queues");
-  return make_staged(comm, own, out);
+  std::vector<bool> mapped;
+  std::string why;
+  MEP_TRY(find_mapped(comm, own.device, facts, made_together, &mapped, &why));
+  if (!why.empty()) {
+    level = LogLevel::kWarn;
+    choice.why = why;
+  }
+  tell(level, mapped.empty() ? "GPUs post to queues" : "GPUs map some peers and post to queues");
+  return make_staged(comm, own, std::move(mapped), out);
 }
 
 }  // namespace mep

@@ -40,8 +40,9 @@ mep_result_t QueuedBuffer::connect(const CommView& view, const Deadline& deadlin
                        stream);
 }
 
-device::EpQueues QueuedBuffer::kernels() const {
-  return {scratch_->data(), pairs_.window().data(), static_cast<std::byte*>(outbox_->data())};
+device::EpQueues QueuedBuffer::kernels(std::byte* mapped_inbox) const {
+  return {scratch_->data(), pairs_.window().data(), mapped_inbox,
+          static_cast<std::byte*>(outbox_->data())};
 }
 
 // The kernels that use the old pages have left, or will soon: their epoch is over.

@@ -1,4 +1,4 @@
-// The memory of one buffer of an EP object whose peers are reached through send queues, and the queues: see
+// The memory of one buffer of an EP object of which some peers are reached through send queues, and the queues: see
 // kernels/cuda/ep_queue_layout.hpp. By the user's thread, but for keep().
 #pragma once
 
@@ -25,7 +25,8 @@ class QueuedBuffer {
   [[nodiscard]] mep_result_t connect(const CommView& view, const Deadline& deadline, void* stream);
   // recv_x and the rest that the library keeps, as in a mapped window.
   std::byte* window() const { return window_->data(); }
-  device::EpQueues kernels() const;
+  device::EpQueues kernels(std::byte* mapped_inbox) const;
+  uint64_t inbox_bytes() const { return layout_.inbox_bytes; }
   // A view change may have given the inbox new pages: kernels get these. Waits for the stream then.
   [[nodiscard]] mep_result_t renew(void* stream);
   // Kernels have ended: see QueuePairs::finish().

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "base/status.hpp"
 #include "core/cuda/ep_call.hpp"
@@ -28,8 +29,10 @@ mep_result_t StagedChannel::open(int32_t device) {
   return PinnedMemory::create(sizeof(device::StageMailbox), &mailbox_memory);
 }
 
-StagedComm::StagedComm(Comm& comm, const GpuPlace& place)
-    : GpuBackend(backends::kStaged, comm, place), device_(place.device) {}
+StagedComm::StagedComm(Comm& comm, const GpuPlace& place, std::vector<bool> mapped)
+    : GpuBackend(backends::kStaged, comm, place),
+      device_(place.device),
+      mapped_(std::move(mapped)) {}
 
 StagedComm::~StagedComm() {
   stop_watcher();

@@ -1,4 +1,4 @@
-// A comm's device side where peers cannot be mapped: kernels stage the operation in pinned memory, and a
+// A comm's device side where not all peers can be mapped: kernels stage the operation in pinned memory, and a
 // thread of this object runs it on a comm of the host, made for nothing else over the same ranks. So the
 // order of operations, mismatches, deadlines and view changes are those of hosts.
 //
@@ -39,13 +39,15 @@ struct StagedChannel {
 
 class StagedComm : public GpuBackend {
  public:
-  StagedComm(Comm& comm, const GpuPlace& place);
+  // mapped: see mapped_ranks().
+  StagedComm(Comm& comm, const GpuPlace& place, std::vector<bool> mapped);
   ~StagedComm() override;
   StagedComm(const StagedComm&) = delete;
   StagedComm& operator=(const StagedComm&) = delete;
   [[nodiscard]] mep_result_t open();
 
   GpuReach reach() const override { return GpuReach::kQueues; }
+  std::vector<bool> mapped_ranks() const override { return mapped_; }
   size_t view_participants() const override { return 0; }
   mep_result_t connect(const Deadline& deadline) override;
   mep_result_t begin_proof() override;
@@ -69,6 +71,7 @@ class StagedComm : public GpuBackend {
                             size_t begin, size_t count, void* stream);
 
   const int32_t device_;
+  const std::vector<bool> mapped_;
   std::unique_ptr<Comm> stream_comm_;
   StagedChannel channel_;
   std::unique_ptr<DeviceStream> stream_;

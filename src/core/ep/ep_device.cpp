@@ -50,8 +50,9 @@ mep_result_t check_ep_device(const Comm& comm, const EpShape& shape) {
   return MEP_SUCCESS;
 }
 
-void estimate_ep_device_size(const EpShape& shape, const EpDeviceOptions& options, GpuReach reach,
-                             mep_ep_size_t* out) {
+void estimate_ep_device_size(const EpShape& shape, const EpDeviceOptions& options,
+                             const GpuBackend& gpu, mep_ep_size_t* out) {
+  const GpuReach reach = gpu.reach();
   const device::EpGeometry geometry = ep_device_geometry(shape, options, reach);
   out->flags = 0;
   out->window_bytes = geometry.window_bytes;
@@ -61,7 +62,7 @@ void estimate_ep_device_size(const EpShape& shape, const EpDeviceOptions& option
   if (reach != GpuReach::kDeviceWindows) out->private_bytes += geometry.window_bytes;
   if (reach == GpuReach::kQueues) {
     const device::EpQueueLayout layout = device::make_ep_queue_layout(geometry);
-    out->window_bytes = layout.inbox_bytes;
+    out->window_bytes = layout.inbox_bytes * (gpu.mapped_ranks().empty() ? 1 : 2);
     out->private_bytes += layout.outbox_bytes + layout.scratch_bytes +
                           QueuePairs::ring_bytes(shape.ranks, device::kQueueEntries);
   }

@@ -21,7 +21,7 @@ struct EpDeviceOptions {
 // Refuses what the kernels cannot do.
 [[nodiscard]] mep_result_t check_ep_device(const Comm& comm, const EpShape& shape);
 // The memory that GpuBuffers would take.
-void estimate_ep_device_size(const EpShape& shape, const EpDeviceOptions& options, GpuReach reach,
-                             mep_ep_size_t* out);
+void estimate_ep_device_size(const EpShape& shape, const EpDeviceOptions& options,
+                             const GpuBackend& gpu, mep_ep_size_t* out);
 
 }  // namespace mep

@@ -180,7 +180,7 @@ mep_result_t estimate_ep_object(const Comm& comm, Backend& backend, const EpShap
     return MEP_SUCCESS;
   }
   MEP_TRY(check_ep_device(comm, shape));
-  estimate_ep_device_size(shape, device_options(config), gpu->reach(), out);
+  estimate_ep_device_size(shape, device_options(config), *gpu, out);
   return MEP_SUCCESS;
 }
 

@@ -10,16 +10,26 @@
 namespace mep {
 namespace {
 
-const char* reach_setting(GpuReach least) {
-  switch (least) {
-    case GpuReach::kDeviceWindows:
-      return "auto";
-    case GpuReach::kHostWindows:
-      return "host";
-    case GpuReach::kQueues:
-      return "queues";
+struct ReachSetting {
+  const char* name;
+  GpuReach least;
+  uint32_t groups;  // of a host
+};
+constexpr ReachSetting kSettings[] = {
+    {"auto", GpuReach::kDeviceWindows, 1},
+    {"host", GpuReach::kHostWindows, 0},
+    {"queues", GpuReach::kQueues, 0},
+    {"mixed", GpuReach::kQueues, 2},
+};
+
+const char* setting_of(const ReachFacts& facts) {
+  const char* name = "?";
+  for (const ReachSetting& setting : kSettings) {
+    if (facts.least != static_cast<uint64_t>(setting.least)) continue;
+    name = setting.name;
+    if ((facts.group != 0) == (setting.groups != 0)) break;
   }
-  return "?";
+  return name;
 }
 
 }  // namespace
@@ -33,12 +43,29 @@ ReachChoice choose_reach(std::span<const ReachFacts> facts, std::span<const uint
   };
   for (size_t i = 0; i < facts.size(); ++i) {
     const std::string rank = "rank " + std::to_string(ranks[i]);
-    const auto least = static_cast<GpuReach>(facts[i].least);
-    at_least(least, rank + " has MEP_CUDA_REACH=" + reach_setting(least));
+    at_least(static_cast<GpuReach>(facts[i].least),
+             rank + " has MEP_CUDA_REACH=" + setting_of(facts[i]));
     if (facts[i].host == facts[0].host) continue;
     at_least(GpuReach::kQueues, rank + " is on another host than rank " + std::to_string(ranks[0]));
   }
   return choice;
+}
+
+std::vector<bool> group_of(std::span<const ReachFacts> facts, std::span<const uint32_t> ranks,
+                           uint32_t own, uint32_t size) {
+  ReachFacts mine;
+  for (size_t i = 0; i < facts.size(); ++i) {
+    if (ranks[i] == own) mine = facts[i];
+  }
+  std::vector<bool> found(size);
+  size_t members = 0;
+  for (size_t i = 0; i < facts.size() && mine.group != 0; ++i) {
+    if (facts[i].host != mine.host || facts[i].group != mine.group) continue;
+    found[ranks[i]] = true;
+    ++members;
+  }
+  if (members < 2) found.clear();
+  return found;
 }
 
 uint32_t most_on_one_gpu(std::span<const ReachFacts> facts) {
@@ -50,17 +77,18 @@ uint32_t most_on_one_gpu(std::span<const ReachFacts> facts) {
   return most;
 }
 
-mep_result_t read_reach_setting(GpuReach* least) {
+mep_result_t read_reach_setting(uint32_t rank, ReachFacts* facts) {
   std::string value;
   bool is_set = false;
   MEP_TRY(env_string("MEP_CUDA_REACH", &value, &is_set));
-  if (!is_set) value = reach_setting(GpuReach::kDeviceWindows);
-  for (const GpuReach reach :
-       {GpuReach::kDeviceWindows, GpuReach::kHostWindows, GpuReach::kQueues}) {
-    *least = reach;
-    if (value == reach_setting(reach)) return MEP_SUCCESS;
+  if (!is_set) value = kSettings[0].name;
+  for (const ReachSetting& setting : kSettings) {
+    if (value != setting.name) continue;
+    facts->least = static_cast<uint64_t>(setting.least);
+    facts->group = setting.groups == 0 ? 0 : 1 + rank % setting.groups;
+    return MEP_SUCCESS;
   }
-  return fail(MEP_ERR_INVALID_ARGUMENT, "MEP_CUDA_REACH=%.64s: it is auto, host or queues",
+  return fail(MEP_ERR_INVALID_ARGUMENT, "MEP_CUDA_REACH=%.64s: it is auto, host, queues or mixed",
               value.c_str());
 }
 

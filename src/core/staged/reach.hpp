@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/comm/gpu_reach.hpp"
 #include "mep.h"
@@ -16,6 +17,7 @@ struct ReachFacts {
   uint64_t process = 0;
   uint64_t least = 0;       // GpuReach: MEP_CUDA_REACH rules faster ones out
   uint64_t device[2] = {};  // the GPU's UUID
+  uint64_t group = 0;       // with queues ranks of one host and group map each other; 0: none
 };
 
 struct ReachChoice {
@@ -26,10 +28,15 @@ struct ReachChoice {
 // By rank; a rank that is absent has no place here. `ranks` says whose facts they are.
 ReachChoice choose_reach(std::span<const ReachFacts> facts, std::span<const uint32_t> ranks);
 
+// By rank of `size`, the group of the rank `own`; empty: nobody else is in it.
+std::vector<bool> group_of(std::span<const ReachFacts> facts, std::span<const uint32_t> ranks,
+                           uint32_t own, uint32_t size);
+
 // Ranks that share a GPU, of one process or of several: the most on any.
 uint32_t most_on_one_gpu(std::span<const ReachFacts> facts);
 
-// MEP_CUDA_REACH: auto, host or queues.
-[[nodiscard]] mep_result_t read_reach_setting(GpuReach* least);
+// Writes least and group of a rank from MEP_CUDA_REACH: auto, host, queues, or mixed: even and odd ranks
+// are two groups.
+[[nodiscard]] mep_result_t read_reach_setting(uint32_t rank, ReachFacts* facts);
 
 }  // namespace mep

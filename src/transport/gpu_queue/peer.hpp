@@ -1,5 +1,5 @@
-// A peer as kernels see it: Peer {put, signal, flush}. Kernels of dispatch and combine use QueuePeer; MappedPeer, with
-// the same calls, is for tests and the queue benchmark alone.
+// A peer as kernels see it: Peer {put, signal, flush}. Kernels of dispatch and combine use QueuePeer, and store to mapped
+// peers themselves; MappedPeer, with the same calls, is for tests and the queue benchmark alone.
 //
 //   put      copies to the peer's memory. The local memory is free, and for a queue the copy is under way, until flush.
 //   signal   stores an aligned word of 8 bytes in the peer's memory. The thread that acquires it there sees all puts

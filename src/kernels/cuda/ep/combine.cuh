@@ -48,15 +48,16 @@ __device__ inline void announce_outputs(const CombineArgs& a, uint64_t epoch, bo
 // --- The receiver's side ------------------------------------------------------------------------------
 
 // kinds [R]: whose experts' terms this rank can read, and where.
-__device__ inline bool await_outputs(const CombineArgs& a, const Waiter& waiter, uint8_t* kinds) {
+template <class Args>
+__device__ inline bool await_outputs(const Args& a, const Waiter& waiter, uint8_t* kinds) {
   const uint64_t use = peer_table().use;
   const uint64_t tag = signal_tag(waiter.epoch, use);
   for (uint32_t source = threadIdx.x; source < a.g.sizes.ranks; source += kEpThreads) {
     kinds[source] = static_cast<uint8_t>(CombineWord::kNone);
     if (!a.is_live(source)) continue;
     uint64_t word = 0;
-    if (!wait_word(waiter, a.rank_word(a.memory.window, a.g.combine_ready, use, source), tag,
-                   source, &word)) {
+    const uint64_t* at = a.rank_word(a.written_by(source), a.g.combine_ready, use, source);
+    if (!wait_word(waiter, at, tag, source, &word)) {
       return false;
     }
     const uint32_t payload = signal_payload(word);
@@ -94,8 +95,8 @@ struct TermList {
 };
 
 // Fills the list; returns how many terms there are.
-template <bool kThroughput, uint32_t kCapacity>
-__device__ inline uint32_t list_outputs(const CombineArgs& a, uint32_t token, uint32_t lane,
+template <bool kThroughput, class Args, uint32_t kCapacity>
+__device__ inline uint32_t list_outputs(const Args& a, uint32_t token, uint32_t lane,
                                         const float* weights, const uint8_t* kinds,
                                         TermList<kCapacity>* list, uint32_t* missing) {
   const EpGeometry& g = a.g;
@@ -118,11 +119,11 @@ __device__ inline uint32_t list_outputs(const CombineArgs& a, uint32_t token, ui
     const uint32_t k = base + lane;
     const uint32_t entry = token * g.row_k + k;
     int32_t place = -1;
-    if (k < g.row_k) place = a.of_handle<int32_t>(g.handle_places)[entry];
+    if (k < g.row_k) place = a.template of_handle<int32_t>(g.handle_places)[entry];
     const std::byte* row = nullptr;
     float weight = 1;
     if (place >= 0) {
-      const uint32_t at = a.of_handle<uint32_t>(g.handle_rows)[entry];
+      const uint32_t at = a.template of_handle<uint32_t>(g.handle_rows)[entry];
       const uint32_t rank = static_cast<uint32_t>(place) / g.row_groups;
       const uint32_t group = static_cast<uint32_t>(place) - rank * g.row_groups;
       const auto kind = static_cast<CombineWord>(kinds[rank]);
@@ -131,7 +132,7 @@ __device__ inline uint32_t list_outputs(const CombineArgs& a, uint32_t token, ui
         atomicOr(missing, bit);
         atomicOr(&a.state()->missing, bit);
       } else if (kind == CombineWord::kPushed) {
-        row = a.memory.window + g.combine_in + uint64_t{entry} * g.combine_row;
+        row = a.written_by(rank) + g.combine_in + uint64_t{entry} * g.combine_row;
       } else {
         const std::byte* terms = rank == g.sizes.rank ? a.own_terms : a.peer(rank) + g.combine_out;
         // By token the dispatch counts rows from the first of this rank.
@@ -276,8 +277,8 @@ __device__ inline void touch_outputs([[maybe_unused]] const CombineArgs& a) {
 #endif
 }
 
-template <class Type, int kTopK, bool kThroughput>
-__device__ inline void sum_tokens(const CombineArgs& a, const uint8_t* kinds, uint32_t* missing) {
+template <class Type, int kTopK, bool kThroughput, class Args>
+__device__ inline void sum_tokens(const Args& a, const uint8_t* kinds, uint32_t* missing) {
   constexpr uint32_t kCapacity = (kTopK != 0 ? kTopK : kMaxEpTopK) + (kThroughput ? 3 : 1);
   constexpr uint32_t kAtOnce = kTopK == 0 ? 4 : kTopK < 8 ? kTopK : 8;
   constexpr uint32_t kUnits = !kThroughput ? 1 : kAtOnce <= 2 ? 4 : kAtOnce <= 4 ? 2 : 1;
@@ -285,7 +286,7 @@ __device__ inline void sum_tokens(const CombineArgs& a, const uint8_t* kinds, ui
   const EpHandleHead& head = *a.head();
   const float* weights = a.weights;
   if (!kThroughput && weights == nullptr && head.has_weights != 0) {
-    weights = a.of_handle<float>(a.g.handle_weights);
+    weights = a.template of_handle<float>(a.g.handle_weights);
   }
   const uint32_t lane = threadIdx.x % kWarpThreads;
   const uint32_t warp = threadIdx.x / kWarpThreads;
@@ -318,20 +319,24 @@ __device__ inline void sum_tokens(const CombineArgs& a, const uint8_t* kinds, ui
 }
 
 // Sums the values that came back with the rows of each token, over ranks in ascending order.
-__device__ inline void sum_weights(const CombineArgs& a, const uint8_t* kinds) {
+template <class Args>
+__device__ inline void sum_weights(const Args& a, const uint8_t* kinds) {
   const EpGeometry& g = a.g;
   const uint32_t top_k = g.sizes.top_k;
   const uint32_t mark = peer_table().mark;
-  const auto* values = reinterpret_cast<const float*>(a.memory.window + g.weights_in);
   const uint32_t total = a.head()->tokens * top_k;
   for (uint32_t i = blockIdx.x * kEpThreads + threadIdx.x; i < total; i += gridDim.x * kEpThreads) {
     const uint32_t token = i / top_k;
     float sum = 0;
     for (uint32_t entry = token * g.row_k; entry < (token + 1) * g.row_k; ++entry) {
-      const int32_t rank = a.of_handle<int32_t>(g.handle_places)[entry];
-      if (rank < 0 || a.of_handle<uint32_t>(g.handle_rows)[entry] == kRowNotSent) continue;
+      const int32_t place = a.template of_handle<int32_t>(g.handle_places)[entry];
+      if (place < 0 || a.template of_handle<uint32_t>(g.handle_rows)[entry] == kRowNotSent)
+        continue;
+      const auto rank = static_cast<uint32_t>(place);
       const bool came = static_cast<CombineWord>(kinds[rank]) != CombineWord::kNone;
-      if (!came || *a.weights_mark(a.memory.window, static_cast<uint32_t>(rank)) != mark) continue;
+      std::byte* block = a.written_by(rank);
+      if (!came || *a.weights_mark(block, rank) != mark) continue;
+      const auto* values = reinterpret_cast<const float*>(block + g.weights_in);
       sum = __fadd_rn(sum, values[uint64_t{entry} * top_k + i - token * top_k]);
     }
     a.out_weights[i] = sum;

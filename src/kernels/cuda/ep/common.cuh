@@ -3,10 +3,10 @@
 
 #include <cuda_runtime.h>
 
+#include "kernels/cuda/device/op_status.cuh"
 #include "kernels/cuda/device/protocol.cuh"
 #include "kernels/cuda/ep/caller.hpp"
 #include "kernels/cuda/ep/kernels.hpp"
-#include "kernels/cuda/device/op_status.cuh"
 #include "protocol/ep_words.hpp"
 
 namespace mep::device {
@@ -59,6 +59,8 @@ struct EpBase {
   }
   __device__ bool is_live(uint32_t rank) const { return in_mask(peer_table().live, rank); }
   __device__ std::byte* peer(uint32_t rank) const { return peer_table().windows[rank]; }
+  // This rank's memory that `source` writes.
+  __device__ std::byte* written_by(uint32_t /*source*/) const { return memory.window; }
   // Words of the window that `source` writes for a use.
   // column: a place; in high throughput a rank or R + an expert of the window's owner.
   __device__ uint64_t* count_word(std::byte* window, uint64_t use, uint32_t source,

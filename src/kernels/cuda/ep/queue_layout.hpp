@@ -1,12 +1,17 @@
-// Memory of an EP buffer whose peers are reached through send queues (transport/gpu_queue). Plain C++.
+// Memory of an EP buffer of which some peers, or all, are reached through send queues (transport/gpu_queue). Plain C++.
 //
-//   inbox    pinned host memory, a window of the host's transports: what queues of peers write
+// Each rank reaches each peer in one way, and the peer reaches it in the same: it stores to the peer's mapped inbox, or
+// posts to a queue. EpMemory::peers has the inboxes of mapped peers, and null for the others and for this rank itself.
+//
+//   inbox    pinned host memory, a window of the host's transports: what queues of peers write, and what this rank tells
+//            itself
 //              counts ready   [2 parities][R] words: that source's counts are here
 //              rows ready     [2][R], combine ready [2][R]: as in a mapped window
 //              counts         [2][R][count words] uint32, as in a mapped window
 //              records        [R * M], in low latency by source and token, in high throughput places as in a mapped window
 //              terms          [M * k'] combine rows
 //              weights        high throughput: [M * k'][K] floats that come with the terms; marks [R], 8 bytes each
+//   mapped inbox  memory of this GPU, laid out like the inbox: what kernels of mapped peers store
 //   outbox   pinned host memory of this rank, which its queues read
 //              counts         [2][count words] uint32; in high throughput [2][R][count words], since each rank gets others
 //              records        low latency: [M], by token, for all ranks; high throughput: [M * k'], by rank, then token
@@ -94,10 +99,11 @@ inline EpQueueLayout make_ep_queue_layout(const EpGeometry& g) {
   return l;
 }
 
-// Addresses for kernels. scratch null: the peers are mapped.
+// Addresses for kernels. scratch null: all peers are mapped, and there are no queues.
 struct EpQueues {
   std::byte* scratch;
   std::byte* inbox;
+  std::byte* mapped_inbox;  // null: no peer is mapped
   std::byte* outbox;
 };
 

@@ -1,10 +1,12 @@
-// Dispatch and combine of peers that are reached through send queues (ep/queue_layout.hpp): shared by the kernels of both.
+// Dispatch and combine where send queues reach some peers, or all (ep/queue_layout.hpp): shared by the kernels of both.
 //
 //   count      tells every rank this rank's counts, and waits until all have given back the rows of the last use
-//   pack       writes rows as records to the outbox, quantised if the wire wants it
-//   exchange   posts the records, tells that they are there, and waits for those of the others
-//   unpack     takes the records of the others out of the inbox, to each place of a row
-//   push       posts the terms of this rank's experts, tells that they are there, and waits for those of the others
+//   pack       writes rows as records, quantised if the wire wants it: to the inboxes of mapped peers, and for the others
+//              to the outbox
+//   exchange   posts what is in the outbox, tells that the records are there, and waits for those of the others
+//   unpack     takes the records of the others out of the inboxes, to each place of a row
+//   push       stores or posts the terms of this rank's experts, tells that they are there, and waits for those of the
+//              others
 //   sum        adds the terms of each token
 //
 // Each is a launch. One block waits at a time, so ranks that share a GPU need no more than that to be there together.
@@ -39,19 +41,47 @@ struct Queued : Args {
   __device__ gpu_queue::RemoteMemory word_at_peer(uint64_t block, uint64_t use) const {
     return at_peer(block + (use % 2 * this->g.sizes.ranks + this->g.sizes.rank) * 8);
   }
-  // By whole warps, each for some of the other ranks. False: some call failed.
+  // By whole warps, each for some of the ranks that queues reach. False: some call failed.
   template <class Call>
-  __device__ bool for_live_peers(const Waiter& waiter, Call&& call) const {
+  __device__ bool for_queued_peers(const Waiter& waiter, Call&& call) const {
     bool good = true;
     for (uint32_t rank = threadIdx.x / kWarpThreads; rank < this->g.sizes.ranks; rank += kEpWarps) {
-      if (!this->is_live(rank) || rank == this->g.sizes.rank) continue;
+      if (!this->is_live(rank) || stored_to(rank) != nullptr) continue;
       good = call(rank, queue_to(rank, waiter)) && good;
     }
     return good;
   }
-  // By one thread: this rank's own word, as queues write those of the others.
-  __device__ void tell_self(uint64_t block, uint64_t use, uint64_t word) const {
-    store_word_release(this->rank_word(queues.inbox, block, use, this->g.sizes.rank), word);
+  // This rank's inbox that `source` writes: with read_peers() or without.
+  __device__ std::byte* written_by(uint32_t source) const {
+    return this->memory.peers[source] != nullptr ? queues.mapped_inbox : queues.inbox;
+  }
+  // The inbox where kernels of this rank store for a rank; null: a queue reaches it.
+  __device__ std::byte* stored_to(uint32_t rank) const {
+    return rank == this->g.sizes.rank ? queues.inbox : this->peer(rank);
+  }
+  // By a whole CTA, behind a barrier: this rank's word, where it stores. A rank that acquires it sees what all threads have
+  // stored there before. before(rank, inbox) stores what else it tells of.
+  template <class Word, class Before>
+  __device__ void tell_stored(uint64_t block, uint64_t use, Word&& word, Before&& before) const {
+    const uint32_t own = this->g.sizes.rank;
+    for (uint32_t rank = threadIdx.x; rank < this->g.sizes.ranks; rank += kEpThreads) {
+      std::byte* inbox = stored_to(rank);
+      if (inbox == nullptr || !this->is_live(rank)) continue;
+      before(rank, inbox);
+      store_word_release(this->rank_word(inbox, block, use, own), word(rank));
+    }
+  }
+  __device__ void tell_stored(uint64_t block, uint64_t use, uint64_t word) const {
+    tell_stored(
+        block, use, [word](uint32_t) { return word; }, [](uint32_t, std::byte*) {});
+  }
+  // The counts of `source` in an inbox.
+  __device__ uint32_t* counts_in(std::byte* inbox, uint64_t use, uint32_t source) const {
+    return reinterpret_cast<uint32_t*>(inbox + l.counts) +
+           (use % 2 * this->g.sizes.ranks + source) * this->g.count_words;
+  }
+  __device__ std::byte* record_in(std::byte* inbox, uint64_t row) const {
+    return inbox + l.records + row * l.record_bytes;
   }
 };
 
@@ -71,26 +101,25 @@ using QueuedDispatch = Queued<DispatchArgs>;
 
 // The first dispatch of an epoch: nothing of the old one is under way afterwards.
 __device__ inline bool flush_queues(const QueuedDispatch& a, const Waiter& waiter) {
-  return a.for_live_peers(waiter, [&](uint32_t rank, gpu_queue::QueuePeer<> peer) {
+  return a.for_queued_peers(waiter, [&](uint32_t rank, gpu_queue::QueuePeer<> peer) {
     return is_done(peer.flush(), waiter, rank);
   });
 }
 
-// The counts that the outbox has for each rank, to it. Rows of the last use that were not combined are given back, as in
-// give_back_unused(). The queue keeps the order: the word is seen before the counts.
+// Tells the counts: those that the outbox has go to ranks that queues reach; mapped peers have theirs, stored before the
+// barrier before this. Rows of the last use that were not combined are given back, as in give_back_unused(). That word is
+// seen before the counts: a queue keeps the order, and the words are released in turn.
 __device__ inline bool post_counts(const QueuedDispatch& a, const Waiter& waiter, uint64_t use) {
   const uint64_t last = use - 1;
   const bool gives_back = is_unused(a, last);
   const uint64_t given_back = unused_word(waiter.epoch, last);
   const uint64_t tag = signal_tag(waiter.epoch, use);
-  if (threadIdx.x == 0) {
-    if (gives_back) a.tell_self(a.l.combine_ready, last, given_back);
-    a.tell_self(a.l.counts_ready, use, tag);
-  }
+  if (gives_back) a.tell_stored(a.l.combine_ready, last, given_back);
+  a.tell_stored(a.l.counts_ready, use, tag);
   const uint64_t from = a.l.sent_counts + use % 2 * a.l.sent_counts_bytes;
   const uint64_t to = a.l.counts + (use % 2 * a.g.sizes.ranks + a.g.sizes.rank) * a.l.counts_bytes;
   const uint32_t lane = threadIdx.x % kWarpThreads;
-  return a.for_live_peers(waiter, [&](uint32_t rank, gpu_queue::QueuePeer<> peer) {
+  return a.for_queued_peers(waiter, [&](uint32_t rank, gpu_queue::QueuePeer<> peer) {
     gpu_queue::Request request{};
     if (lane == 0) {
       request = gpu_queue::write_word(a.word_at_peer(a.l.combine_ready, last), given_back);
@@ -110,11 +139,10 @@ __device__ inline uint32_t* sent_counts(const QueuedDispatch& a, uint64_t use) {
   return reinterpret_cast<uint32_t*>(a.queues.outbox + a.l.sent_counts +
                                      use % 2 * a.l.sent_counts_bytes);
 }
-// A count of another rank in the inbox; is_count(): whether it can be.
+// A count of another rank; is_count(): whether it can be.
 __device__ inline uint32_t inbox_count(const QueuedDispatch& a, uint64_t use, uint32_t source,
                                        uint32_t column) {
-  const auto* told = reinterpret_cast<const uint32_t*>(a.queues.inbox + a.l.counts);
-  return __ldcv(told + (use % 2 * a.g.sizes.ranks + source) * a.g.count_words + column);
+  return __ldcv(a.counts_in(a.written_by(source), use, source) + column);
 }
 __device__ inline bool is_count(const QueuedDispatch& a, const Waiter& waiter, uint32_t source,
                                 uint32_t count) {

@@ -1,4 +1,4 @@
-// Combine through send queues: push, sum.
+// Combine where send queues reach some peers, or all: push, sum.
 #include <algorithm>
 
 #include "kernels/cuda/ep/combine.cuh"
@@ -38,7 +38,7 @@ __device__ inline void keep_term(const QueuedCombine& a, uint64_t index, uint32_
   copy_weights(a, weights + uint64_t{entry} * a.g.sizes.top_k, index, lane);
 }
 
-// Every term by way of the outbox to its place, and what goes back with it.
+// Every term to its place, and what goes back with it: stored there, or by way of the outbox.
 template <bool kThroughput>
 __device__ inline void post_terms(const QueuedCombine& a, const Waiter& waiter, uint32_t* shared) {
   const uint32_t lane = threadIdx.x % kWarpThreads;
@@ -55,6 +55,13 @@ __device__ inline void post_terms(const QueuedCombine& a, const Waiter& waiter, 
     if (entry >= entry_count || row.number >= a.l.most_terms) return;
     if (target == a.g.sizes.rank) return keep_term<kThroughput>(a, index, entry, lane);
     test_delay_warp(a, 11);
+    if (std::byte* inbox = a.peer(target); inbox != nullptr) {
+      copy_row(inbox + a.l.terms + uint64_t{entry} * a.g.combine_row, a.y + index * a.g.combine_row,
+               a.g.combine_row, lane);
+      auto* weights = reinterpret_cast<float*>(inbox + a.l.weights);
+      if (has_weights) copy_weights(a, weights + uint64_t{entry} * a.g.sizes.top_k, index, lane);
+      return;
+    }
     const uint64_t from = a.l.sent_terms + uint64_t{row.number} * a.g.combine_row;
     copy_row(a.queues.outbox + from, a.y + index * a.g.combine_row, a.g.combine_row, lane);
     const uint32_t weights_bytes = a.g.sizes.top_k * 4;
@@ -91,12 +98,13 @@ __device__ inline void tell_outputs(const QueuedCombine& a, const Waiter& waiter
   const auto marks = [&](uint32_t rank) {
     return kThroughput && a.returned_weights != nullptr && output_kind(rank) != CombineWord::kNone;
   };
-  if (threadIdx.x == 0) {
-    if (marks(rank_here)) *a.weights_mark(a.queues.inbox, rank_here) = peer_table().mark;
-    a.tell_self(a.l.combine_ready, use, output_word(waiter, rank_here));
-  }
+  a.tell_stored(
+      a.l.combine_ready, use, [&](uint32_t rank) { return output_word(waiter, rank); },
+      [&](uint32_t rank, std::byte* inbox) {
+        if (marks(rank)) *a.weights_mark(inbox, rank_here) = peer_table().mark;
+      });
   const uint32_t lane = threadIdx.x % kWarpThreads;
-  a.for_live_peers(waiter, [&](uint32_t rank, gpu_queue::QueuePeer<> peer) {
+  a.for_queued_peers(waiter, [&](uint32_t rank, gpu_queue::QueuePeer<> peer) {
     gpu_queue::Request request{};
     if (lane == 0) {
       request = gpu_queue::write_word(a.at_peer(a.l.weights_marks + uint64_t{rank_here} * 8),

@@ -1,4 +1,4 @@
-// Dispatch through send queues: count, pack, exchange, unpack.
+// Dispatch where send queues reach some peers, or all: count, pack, exchange, unpack.
 #include <algorithm>
 
 #include "kernels/cuda/ep/instances.hpp"
@@ -13,7 +13,7 @@ __device__ inline SentRow sent_row(const QueuedDispatch& a, uint32_t source, uin
   const std::byte* record =
       source == a.g.sizes.rank
           ? a.queues.scratch + a.l.own_records + uint64_t{token} * a.l.record_bytes
-          : a.queues.inbox + a.l.records + a.token_row(source, token) * a.l.record_bytes;
+          : a.record_in(a.written_by(source), a.token_row(source, token));
   const uint64_t tag = signal_tag(a.memory.control->epoch, a.state()->channel.use);
   const bool is_sent = *reinterpret_cast<const uint64_t*>(record) == tag;
   return {record + a.l.record_row, record + a.l.record_scales,
@@ -53,7 +53,13 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   if (__syncthreads_and(!is_first_of_epoch || flush_queues(a, waiter)) == 0) return;
   uint32_t* counts = sent_counts(a, use);
   for (uint32_t place = threadIdx.x; place < a.g.places; place += kEpThreads) {
-    counts[place] = sum_place(a, a.local<uint32_t>(a.g.masks), place, true);
+    const uint32_t count = sum_place(a, a.local<uint32_t>(a.g.masks), place, true);
+    counts[place] = count;
+    for (uint32_t rank = 0; rank < a.g.sizes.ranks; ++rank) {
+      std::byte* inbox = a.peer(rank);
+      if (inbox == nullptr || !a.is_live(rank)) continue;
+      a.counts_in(inbox, use, a.g.sizes.rank)[place] = count;
+    }
   }
   __syncthreads();
   if (__syncthreads_and(post_counts(a, waiter, use)) == 0) return;
@@ -63,49 +69,54 @@ __global__ void __launch_bounds__(kEpThreads, 2)
 
 // --- Pack ---------------------------------------------------------------------------------------------
 
-// Whether a token has copies for this rank, and for others.
-struct TokenReach {
-  bool own, others;
-};
-__device__ inline TokenReach reach_of(const QueuedDispatch& a, const int32_t* places) {
-  TokenReach reach{false, false};
-  for (uint32_t k = 0; k < a.g.sizes.top_k; ++k) {
-    if (places[k] < 0) continue;
-    const uint32_t rank = static_cast<uint32_t>(places[k]) / a.g.sizes.local_experts;
-    reach.own = reach.own || rank == a.g.sizes.rank;
-    reach.others = reach.others || (rank != a.g.sizes.rank && a.is_live(rank));
-  }
-  return reach;
+// A token's record for the rank of a place: here for this rank itself, in the inbox of a mapped peer, or in the outbox, for
+// all others. Null: no rank gets it.
+__device__ inline std::byte* record_for(const QueuedDispatch& a, uint32_t token, int32_t place) {
+  if (place < 0) return nullptr;
+  const uint32_t rank = static_cast<uint32_t>(place) / a.g.sizes.local_experts;
+  const uint64_t at = uint64_t{token} * a.l.record_bytes;
+  if (rank == a.g.sizes.rank) return a.queues.scratch + a.l.own_records + at;
+  if (!a.is_live(rank)) return nullptr;
+  std::byte* inbox = a.peer(rank);
+  return inbox != nullptr ? a.record_in(inbox, a.token_row(a.g.sizes.rank, token))
+                          : a.queues.outbox + a.l.sent_records + at;
 }
 
-// Like list_targets(): a token's row goes to its record in the outbox, for all other ranks, and to one here. By the thread
-// of each entry: the first two have the targets, each its word of the records' heads.
-__device__ inline void list_records(const QueuedDispatch& a, const Batch& batch, uint64_t tag) {
+// Like list_targets(). By the thread of each entry: the first entry that a record holds has it as its target. Returns what
+// the receiver is told of the entry.
+__device__ inline uint32_t list_records(const QueuedDispatch& a, const Batch& batch) {
   const uint32_t top_k = a.g.sizes.top_k;
-  if (threadIdx.x >= batch.tokens() * top_k) return;
+  if (threadIdx.x >= batch.tokens() * top_k) return kRowNotSent;
   const uint32_t entry = batch.first_token() * top_k + threadIdx.x;
   const uint32_t token = entry / top_k;
-  const uint32_t k = entry - token * top_k;
+  const int32_t* places = a.of_handle<int32_t>(a.g.handle_places) + token * top_k;
   const Copy copy = *copy_of_thread();
-  const TokenReach reach = reach_of(a, a.of_handle<int32_t>(a.g.handle_places) + entry - k);
-  const uint64_t at = uint64_t{token} * a.l.record_bytes;
-  std::byte* outbox = a.queues.outbox + a.l.sent_records + at;
-  std::byte* own = a.queues.scratch + a.l.own_records + at;
-  std::byte* record = nullptr;
-  if (k == 0) record = reach.others ? outbox : reach.own ? own : nullptr;
-  if (k == 1 && reach.others && reach.own) record = own;
+  std::byte* record = record_for(a, token, copy.place);
+  const bool goes = record != nullptr;
+  for (uint32_t k = 0; k < entry - token * top_k && record != nullptr; ++k) {
+    if (record_for(a, token, places[k]) == record) record = nullptr;
+  }
   batch_targets()[threadIdx.x] =
       record == nullptr ? RowTarget{nullptr, nullptr}
                         : RowTarget{record + a.l.record_row, record + a.l.record_scales};
-  if (token * batch.units < batch.begin) return;
-  const uint32_t rank = static_cast<uint32_t>(copy.place) / a.g.sizes.local_experts;
-  const bool goes = copy.place >= 0 && a.is_live(rank);
-  a.of_handle<uint32_t>(a.g.handle_rows)[entry] = goes ? copy.slot : kRowNotSent;
-  const uint32_t index = a.index_of_copy(copy.place, copy.slot);
-  for (std::byte* head : {reach.others ? outbox : nullptr, reach.own ? own : nullptr}) {
-    if (head == nullptr) continue;
-    reinterpret_cast<uint32_t*>(head + a.l.record_topk)[k] = index;
-    if (k == 0) *reinterpret_cast<uint64_t*>(head) = tag;
+  if (token * batch.units >= batch.begin) {
+    a.of_handle<uint32_t>(a.g.handle_rows)[entry] = goes ? copy.slot : kRowNotSent;
+  }
+  return a.index_of_copy(copy.place, copy.slot);
+}
+
+// Behind a barrier: the heads of the tokens' records, by the thread of each entry.
+__device__ inline void write_heads(const QueuedDispatch& a, const Batch& batch, uint64_t tag,
+                                   uint32_t index) {
+  const uint32_t top_k = a.g.sizes.top_k;
+  if (threadIdx.x >= batch.tokens() * top_k) return;
+  const uint32_t first = threadIdx.x / top_k * top_k;
+  if ((batch.first_token() + threadIdx.x / top_k) * batch.units < batch.begin) return;
+  for (uint32_t at = first; at < first + top_k; ++at) {
+    if (batch_targets()[at].row == nullptr) continue;
+    std::byte* record = batch_targets()[at].row - a.l.record_row;
+    reinterpret_cast<uint32_t*>(record + a.l.record_topk)[threadIdx.x - first] = index;
+    if (threadIdx.x == first) *reinterpret_cast<uint64_t*>(record) = tag;
   }
 }
 
@@ -124,8 +135,9 @@ __global__ void __launch_bounds__(kEpThreads, 2)
     const typename Codec::Values values = load_first<Codec>(source, batch);
     __syncthreads();
     find_copies(a, batch, routing);
-    list_records(a, batch, tag);
+    const uint32_t index = list_records(a, batch);
     __syncthreads();
+    write_heads(a, batch, tag, index);
     send_batch<Codec, 0>(source, batch, a.g.sizes.top_k, values);
     begin = batch.end;
   }
@@ -163,8 +175,8 @@ __device__ inline bool post_records(const QueuedDispatch& a, const Waiter& waite
   uint32_t* mine = gathered[threadIdx.x / kWarpThreads];
   const uint32_t lane = threadIdx.x % kWarpThreads;
   const uint64_t word = signal_tag(waiter.epoch, use) | a.tokens;
-  if (threadIdx.x == 0) a.tell_self(a.l.rows_ready, use, word);
-  return a.for_live_peers(waiter, [&](uint32_t rank, gpu_queue::QueuePeer<> peer) {
+  a.tell_stored(a.l.rows_ready, use, word);
+  return a.for_queued_peers(waiter, [&](uint32_t rank, gpu_queue::QueuePeer<> peer) {
     gpu_queue::Status status = gpu_queue::Status::kOk;
     uint32_t held = 0;
     for (uint32_t base = 0; base < a.tokens && status == gpu_queue::Status::kOk;
@@ -258,7 +270,7 @@ __global__ void __launch_bounds__(kEpThreads, 2)
     const bool is_own = row.range % a.g.sizes.ranks == a.g.sizes.rank;
     const std::byte* record =
         is_own ? a.queues.scratch + a.l.own_records + uint64_t{row.at} * a.l.record_bytes
-               : a.queues.inbox + a.l.records + uint64_t{row.row} * a.l.record_bytes;
+               : a.record_in(a.written_by(row.range % a.g.sizes.ranks), row.row);
     unpack_row(a, record, row, threadIdx.x % kWarpThreads);
   });
 }

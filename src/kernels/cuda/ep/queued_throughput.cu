@@ -23,8 +23,11 @@ __device__ inline bool acquire_counts(const QueuedDispatch& /*a*/, const Waiter&
 
 __device__ inline RowHome row_home(const QueuedDispatch& a, uint32_t rank, uint32_t row) {
   const uint32_t at = row - a.of_handle<uint32_t>(a.g.handle_first)[rank];
+  std::byte* inbox = a.peer(rank);
   std::byte* record = a.queues.scratch + a.l.own_records + uint64_t{at} * a.l.record_bytes;
-  if (rank != a.g.sizes.rank) {
+  if (inbox != nullptr) {
+    record = a.record_in(inbox, row);
+  } else if (rank != a.g.sizes.rank) {
     record = a.queues.outbox + a.l.sent_records +
              (uint64_t{a.sent_first()[rank]} + at) * a.l.record_bytes;
   }
@@ -53,7 +56,13 @@ __device__ inline bool tell_rows(const QueuedDispatch& a, const Waiter& waiter, 
   for (uint32_t i = threadIdx.x; i < ranks * a.g.count_words; i += kEpThreads) {
     const uint32_t target = i / a.g.count_words;
     const uint32_t column = i - target * a.g.count_words;
-    sent[i] = column < ranks ? counts[column] : expert_counts[target * experts + column - ranks];
+    const uint32_t count =
+        column < ranks ? counts[column] : expert_counts[target * experts + column - ranks];
+    sent[i] = count;
+    std::byte* inbox = a.peer(target);
+    if (inbox != nullptr && a.is_live(target)) {
+      a.counts_in(inbox, use, a.g.sizes.rank)[column] = count;
+    }
   }
   __syncthreads();
   return post_counts(a, waiter, use);
@@ -140,8 +149,8 @@ PackKernel select_pack_kernel(const EpSizes& sizes) {
 __device__ inline bool post_rows(const QueuedDispatch& a, const Waiter& waiter, uint64_t use) {
   const uint32_t lane = threadIdx.x % kWarpThreads;
   const uint64_t tag = signal_tag(waiter.epoch, use);
-  if (threadIdx.x == 0) a.tell_self(a.l.rows_ready, use, tag);
-  return a.for_live_peers(waiter, [&](uint32_t rank, gpu_queue::QueuePeer<> peer) {
+  a.tell_stored(a.l.rows_ready, use, tag);
+  return a.for_queued_peers(waiter, [&](uint32_t rank, gpu_queue::QueuePeer<> peer) {
     const uint32_t count = a.of_handle<uint32_t>(a.g.handle_counts)[rank];
     const uint64_t first = a.of_handle<uint32_t>(a.g.handle_first)[rank];
     const uint64_t from = a.l.sent_records + uint64_t{a.sent_first()[rank]} * a.l.record_bytes;

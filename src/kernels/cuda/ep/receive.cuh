@@ -7,36 +7,39 @@
 namespace mep::device {
 
 // Until the words of all ranks at `block` carry the use; each is given to keep(source, word), 0 for a rank that is not there.
-template <class Keep>
-__device__ inline bool await_ranks(const DispatchArgs& a, const Waiter& waiter, uint64_t block,
+template <class Args, class Keep>
+__device__ inline bool await_ranks(const Args& a, const Waiter& waiter, uint64_t block,
                                    uint64_t use, Keep&& keep) {
   const uint64_t tag = signal_tag(waiter.epoch, use);
   for (uint32_t source = threadIdx.x; source < a.g.sizes.ranks; source += kEpThreads) {
     uint64_t word = 0;
     if (a.is_live(source)) {
-      word = await_word(waiter, a.rank_word(a.memory.window, block, use, source), tag, source);
+      word = await_word(waiter, a.rank_word(a.written_by(source), block, use, source), tag, source);
       if (word == 0) return false;
     }
     keep(source, word);
   }
   return true;
 }
-__device__ inline bool await_ranks(const DispatchArgs& a, const Waiter& waiter, uint64_t block,
+template <class Args>
+__device__ inline bool await_ranks(const Args& a, const Waiter& waiter, uint64_t block,
                                    uint64_t use) {
   return await_ranks(a, waiter, block, use, [](uint32_t, uint64_t) {});
 }
 
 // Until the rows of all ranks are here.
-__device__ inline bool await_rows(const DispatchArgs& a, const Waiter& waiter, uint64_t use) {
+template <class Args>
+__device__ inline bool await_rows(const Args& a, const Waiter& waiter, uint64_t use) {
   if (a.g.sizes.by_token == 0) return await_ranks(a, waiter, a.g.rows_ready, use);
   return await_ranks(a, waiter, a.g.rows_ready, use, [&](uint32_t source, uint64_t word) {
     const uint32_t tokens = word == 0 ? 0 : signal_payload(word);
-    a.local<uint32_t>(a.g.tokens_of)[source] = min(tokens, a.g.sizes.max_tokens);
+    a.template local<uint32_t>(a.g.tokens_of)[source] = min(tokens, a.g.sizes.max_tokens);
   });
 }
 
 // Until all ranks have given the rows of the last use back, where no counts of this one say so.
-__device__ inline bool await_given_back(const DispatchArgs& a, const Waiter& waiter, uint64_t use) {
+template <class Args>
+__device__ inline bool await_given_back(const Args& a, const Waiter& waiter, uint64_t use) {
   if (use - 1 == 0 && a.state()->carries == 0) return true;
   return await_ranks(a, waiter, a.g.combine_ready, use - 1);
 }
@@ -139,8 +142,8 @@ __device__ inline bool arrange(const DispatchArgs& a, const Waiter& waiter, uint
 }
 
 // The end of an operation, by one CTA. here: all counts were arranged; false: something failed.
-__device__ inline void receive_rows(const DispatchArgs& a, const Waiter& waiter, uint64_t use,
-                                    bool here) {
+template <class Args>
+__device__ inline void receive_rows(const Args& a, const Waiter& waiter, uint64_t use, bool here) {
   // The operation's status is known: it is read while rows are waited for, not after it. In shared memory,
   // since what is kept in registers across a wait may be put into local memory.
   __shared__ Arrived all_arrived;
@@ -159,7 +162,7 @@ __device__ inline void receive_rows(const DispatchArgs& a, const Waiter& waiter,
     deliver(a);
   } else if (a.statistics != nullptr) {
     for (uint32_t i = threadIdx.x; i < a.g.sizes.local_experts; i += kEpThreads) {
-      a.statistics[i] += a.local<int32_t>(a.g.expert_rows)[i];
+      a.statistics[i] += a.template local<int32_t>(a.g.expert_rows)[i];
     }
   }
   if (threadIdx.x != 0) return;
