@@ -2,17 +2,23 @@
 """Random programs under faults, in each way that ranks reach each other:
 program_test.py PATH_OF_MEP_CHAOS MODE.. [--soak].
 
-MODE is one of mep_chaos's, or MODE-joins, where a rank is stopped while a replacement of another one joins, or
-"oracle": ranks that lie must be found. A fixed slice of each; with
-MEP_TEST_SOAK=1 (--soak) 10000 programs a mode. MEP_TEST_SEED begins at another seed.
+MODE is one of mep_chaos's, or MODE-SHAPE, or "oracle": ranks that lie must be found, and a director that is killed
+leaves nothing. A fixed slice of each; with MEP_TEST_SOAK=1 (--soak) 10000 programs a mode. MEP_TEST_SEED begins at
+another seed.
 """
+import concurrent.futures
 import os
+import pathlib
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 
-SLICE = {"shm": 50, "tcp": 25, "mixed": 25, "put": 25, "threads": 40, "shm-joins": 16, "tcp-joins": 8}
+SLICE = {"shm": 50, "tcp": 25, "mixed": 25, "put": 25, "threads": 40, "shm-joins": 16, "tcp-joins": 8,
+         "shm-points": 8, "tcp-points": 4, "mixed-points": 4, "shm-last": 4, "mixed-last": 4, "shm-grown": 4,
+         "tcp-grown": 4, "shm-cycles": 1}
 SOAK = 10000
 # Programs without faults; the lie is told by rank 1 in a step in which it gives something.
 LIES = ("data", "skip", "verdict", "crash")
@@ -49,24 +55,62 @@ def lies_are_found(program, folder):
     return failed
 
 
+def members_of(session):
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] not in "ZX":
+            found.append(int(entry.name))
+    return found
+
+
+def nothing_outlives_the_director(program, folder):
+    """The ranks end with the process that started them."""
+    with subprocess.Popen([program, "--programs", "1", "--mode", "shm", "--shape", "cycles", "--findings", folder],
+                          stdout=subprocess.DEVNULL, start_new_session=True) as process:
+        limit = time.monotonic() + 30
+        # The campaign, its program, and a rank or more.
+        while len(members_of(process.pid)) < 4 and time.monotonic() < limit:
+            time.sleep(0.02)
+        started = len(members_of(process.pid))
+        process.send_signal(signal.SIGKILL)
+    while members_of(process.pid) and time.monotonic() < limit:
+        time.sleep(0.02)
+    left = members_of(process.pid)
+    if started >= 4 and not left:
+        return 0
+    print(f"FAILED  of {started} processes {left} outlive the director")
+    return 1
+
+
+def campaign(program, mode, soak):
+    """Whether something was wrong."""
+    transport, _, shape = mode.partition("-")
+    more = ["--shape", shape, "--jobs", "4"] if shape else []
+    outcome = run(program, os.path.join(os.getcwd(), "program_findings"), "--mode", transport,
+                  "--seed", os.environ.get("MEP_TEST_SEED", "1"), "--programs", str(SOAK if soak else SLICE[mode]), *more)
+    print(outcome.stdout, flush=True)
+    return outcome.returncode != 0
+
+
 def main():
     arguments = [a for a in sys.argv[1:] if a != "--soak"]
     soak = "--soak" in sys.argv or os.environ.get("MEP_TEST_SOAK") == "1"
-    seed = os.environ.get("MEP_TEST_SEED", "1")
+    program, modes = arguments[0], arguments[1:]
     failed = 0
-    with tempfile.TemporaryDirectory() as folder:
-        for mode in arguments[1:]:
-            if mode == "oracle":
-                failed += lies_are_found(arguments[0], folder)
-                continue
-            count = SOAK if soak else SLICE[mode]
-            transport, _, joins = mode.partition("-")
-            # Ranks that are stopped, and those that wait for them, take no time.
-            more = ["--joins", "--jobs", "4"] if joins else []
-            outcome = run(arguments[0], os.path.join(os.getcwd(), "program_findings"), "--mode", transport,
-                          "--seed", seed, "--programs", str(count), *more)
-            print(outcome.stdout, flush=True)
-            failed += outcome.returncode != 0
+    if "oracle" in modes:
+        with tempfile.TemporaryDirectory() as folder:
+            failed += lies_are_found(program, folder) + nothing_outlives_the_director(program, folder)
+        modes.remove("oracle")
+    failed += sum(campaign(program, mode, soak) for mode in modes if "-" not in mode)
+    # Ranks that are stopped, and those that wait for them, take no time.
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        failed += sum(pool.map(lambda mode: campaign(program, mode, soak), [mode for mode in modes if "-" in mode]))
     return 1 if failed else 0
 
 

@@ -19,10 +19,9 @@ HELPS = {
     "mep_perf": (["mep_perf", "--help"], "mep_perf.1", None),
     "mep_perf suite": (["mep_perf_suite", "--help"], "mep_perf.1", "SUITE"),
     "mep_chaos": (["mep_chaos", "--help"], "mep_chaos.1", None),
-    "mep_chaos --job": (["mep_chaos", "--job", "--help"], "mep_chaos.1", "OPTIONS OF A JOB"),
 }
-# Each program has the first three; a man page need not say so. --job chooses between the two parts of mep_chaos.
-COMMON = {"-h", "--help", "--version", "--job"}
+# Each program has them; a man page need not say so.
+COMMON = {"-h", "--help", "--version"}
 OPTION = r"(?<![\w-])--?[A-Za-z][\w-]*"
 PAGES = ("README.md", "CONTRIBUTING.md", "bindings/python/README.md", "examples/README.md", "docs/**/*.md", "docs/man/*.1")
 COLUMNS = 80  # of a terminal
@@ -141,8 +140,6 @@ def check_pages(root, helps, verbs):
                         yield name, f"./dev has no {words[0]}: {line.strip()}"
                     continue
                 known = dict(helps[program])
-                if program == "mep_chaos":
-                    known.update(helps["mep_chaos --job"])
                 if words[:1] == ["suite"]:
                     known = helps["mep_perf suite"]
                 for option in options_in(words, known, program == "mep_run"):

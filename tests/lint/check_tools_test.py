@@ -17,8 +17,7 @@ HELPS = {
                 "  --tokens T[,T..]  tokens\n  --check           compare\n  --version, --help\n",
     "mep_perf suite": "usage: mep_perf suite [-h] [--ranks RANKS]\n                      [--vs {mpi}]\n\noptions:\n"
                       "  -h, --help            show\n  --vs {mpi}            with what\n  --ranks RANKS         numbers\n",
-    "mep_chaos": "usage: mep_chaos [OPTION]...\n       mep_chaos --job [OPTION]...\n\n  --seed S  of the first\n",
-    "mep_chaos --job": "usage: mep_chaos --job [OPTION]...\n\n  --suspect-ms T, --heartbeat-ms T   thresholds\n",
+    "mep_chaos": "usage: mep_chaos [OPTION]...\n\n  --seed S  of the first\n  --suspect-ms T, --heartbeat-ms T   thresholds\n",
 }
 
 
@@ -37,7 +36,7 @@ GOOD = {
     "docs/man/mep_perf.1": man('.BI \\-b " MIN"', '.BI \\-\\-tokens " T\\fR[,\\fIT\\fR..]"', ".B \\-\\-check", ".SH SUITE\n",
                                ".B \\-\\-vs mpi", '.BI \\-\\-ranks " N"')
                            + ".SH EXAMPLES\n.nf\nmpirun \\-\\-oversubscribe mep_perf moe \\-\\-check\n.fi\n",
-    "docs/man/mep_chaos.1": man('.BI \\-\\-seed " S"', ".SH OPTIONS OF A JOB\n",
+    "docs/man/mep_chaos.1": man('.BI \\-\\-seed " S"',
                                 '.BI \\-\\-suspect\\-ms " T\\fR, \\fP" \\-\\-heartbeat\\-ms " T"'),
     "tools/dev/__main__.py": 'VERBS = {\n    "test": test,\n    "gpu-test": test,\n}\n',
     "cmake/Options.cmake": 'foreach(feature IN ITEMS CUDA MPI)\n  set(MEP_${feature} AUTO CACHE STRING "x")\nendforeach()\n'
@@ -69,7 +68,7 @@ class Tools(unittest.TestCase):
 
     def test_man_page_lacks_an_option(self):
         for program, line, option in (("mep_perf", "  --new N  x\n", "--new"), ("mep_perf suite", "  --new N  x\n", "--new"),
-                                      ("mep_chaos --job", "  --a-ms T, --seed S  x\n", "--a-ms")):
+                                      ("mep_chaos", "  --a-ms T, --seed S  x\n", "--a-ms")):
             findings = self.findings({}, {program: HELPS[program] + line})
             self.assertIn(f"{option} of {program} --help is not described", findings[0])
 

@@ -45,12 +45,9 @@ HELP = """\
 ./dev bench          mep_perf over collectives and the MoE layer beside MPI;
                      JSON in build/bench/
 ./dev bench-build    times first builds and writes the table of CONTRIBUTING.md
-./dev chaos [ARGS]   random programs, then a checked job, while ranks are
-                     killed, stopped and replaced, for some seconds; ARGS go to
-                     mep_chaos in place of the default ones. `./dev chaos
-                     figures` measures what
-                     docs/measurements/two-core-epyc-failures.md shows, on 4 and
-                     8 ranks
+./dev chaos [ARGS]   random programs while ranks are killed, stopped and
+                     replaced, for some seconds; ARGS go to mep_chaos in place
+                     of the default ones
 ./dev asan [ARGS]    tests under AddressSanitizer and UndefinedBehaviorSanitizer
                      (ctest ARGS)
 ./dev tsan [ARGS]    tests under ThreadSanitizer (ctest ARGS)

@@ -22,8 +22,6 @@ POSITION = FOLDER / "position.json"
 CHAOS = "build/release/bin/mep_chaos"
 SIMULATOR = "build/release/tests/sim_membership"
 MODELS = ["python3", "tests/model/run_models.py"]
-FAULTS = ["python3", "tests/fault/fault_test.py", CHAOS]
-TWO_HOSTS = ["--starter", "tests/lab/rdma/two_hosts.sh"]
 # How long one piece of a suite without an end of its own explores.
 SHARE = 120
 DEFAULT_MINUTES = 60
@@ -76,18 +74,9 @@ def programs() -> Iterator[Piece]:
     for mode in ("shm", "tcp", "mixed", "put", "threads"):
         yield piece(mode, mode)
     # Ranks that are stopped, and those that wait for them, take no time.
-    for mode in ("shm", "tcp", "mixed", "put"):
-        yield piece(f"{mode}, joins", mode, "--joins", "--jobs", "6")
-
-
-def faults() -> Iterator[Piece]:
-    env = {"MEP_TEST_SOAK": "1", "MEP_TEST_SEED": seed()}
-    for name in lines_of(*FAULTS, "--soak", "--list"):
-        yield Piece(name, [*FAULTS, "--exact", name], 3000, env)
-        if "seed" in name:
-            yield Piece(f"{name}, tcp", [*FAULTS, "--exact", name], 3000, {**env, "MEP_TRANSPORTS": "tcp"})
-            yield Piece(f"{name}, two hosts", [*FAULTS, "--exact", name, *TWO_HOSTS], 3000,
-                        {**env, "MEP_TRANSPORTS": "shm,tcp"})
+    for shape in ("joins", "points", "last", "grown", "cycles"):
+        for mode in ("shm", "tcp", "mixed", "put"):
+            yield piece(f"{mode}, {shape}", mode, "--shape", shape, "--jobs", "6")
 
 
 def tests_of(preset: str, labels: str, env: dict[str, str] | None = None) -> Iterator[Piece]:
@@ -141,7 +130,6 @@ SUITES = {
     "models": Suite(models, ("", "")),
     "schedules": Suite(schedules, ("release", "sim_membership")),
     "programs": Suite(programs, ("release", "mep_chaos")),
-    "faults": Suite(faults, ("release", "mep_chaos")),
     "repeats": Suite(lambda: tests_of("release", "^soak$")),
     "tsan": Suite(lambda: tests_of("tsan", "^threads$"), ("tsan", "mep_sanitizer_tests")),
     "asan": Suite(lambda: tests_of("asan", "^(threads|addresses|fuzz)$"), ("asan", "mep_sanitizer_tests")),

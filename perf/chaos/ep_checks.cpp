@@ -39,6 +39,7 @@ size_t EpPlayer::first_row(const EpShape& shape, const Buffer& buffer, uint32_t 
 std::string EpPlayer::check_rows(const EpShape& shape, const Buffer& buffer, bool complete) const {
   const EpRound& data = *buffer.data;
   const auto ranks = static_cast<uint32_t>(player_.comms_.at(shape.comm).members.slots.size());
+  if (shape.high_throughput) return check_tokens(shape, buffer);
   const int32_t* counts = shape.own_memory ? buffer.recv_count.data() : buffer.view.recv_count;
   const int64_t* ranges = shape.own_memory ? buffer.layout_range.data() : buffer.view.layout_range;
   for (uint32_t local = 0; local < shape.local_experts; ++local) {
@@ -75,6 +76,45 @@ std::string EpPlayer::check_rows(const EpShape& shape, const Buffer& buffer, boo
   return {};
 }
 
+// In high throughput: the rows of all local experts, and which experts each is for.
+std::string EpPlayer::check_tokens(const EpShape& shape, const Buffer& buffer) const {
+  const EpRound& data = *buffer.data;
+  const std::vector<Arrival> rows = data.arrivals(0, buffer.missing);
+  if (buffer.total != static_cast<int64_t>(rows.size())) {
+    return formatted("%lld rows, not %zu, missing %llx", static_cast<long long>(buffer.total),
+                     rows.size(), static_cast<unsigned long long>(buffer.missing));
+  }
+  const int64_t first = int64_t{player_.comms_.at(shape.comm).members.rank} * shape.local_experts;
+  std::vector<int32_t> counts(shape.local_experts, 0);
+  for (size_t place = 0; place < rows.size(); ++place) {
+    const std::string wrong = check_row(shape, buffer, place, rows[place]);
+    if (!wrong.empty()) return wrong;
+    const std::vector<int64_t> experts = data.routing(rows[place].rank);
+    const std::vector<float> weights = data.weights(rows[place].rank);
+    for (uint32_t k = 0; k < shape.top_k; ++k) {
+      const size_t at = size_t{rows[place].token} * shape.top_k + k;
+      const int64_t local = experts[at] - first;
+      const bool is_here = local >= 0 && local < shape.local_experts;
+      const int32_t said = buffer.view.recv_topk_idx[place * shape.top_k + k];
+      if (said != (is_here ? static_cast<int32_t>(local) : -1)) {
+        return formatted("expert %u of row %zu is %d, not %lld", k, place, said,
+                         static_cast<long long>(local));
+      }
+      if (!is_here) continue;
+      ++counts[static_cast<size_t>(local)];
+      if (buffer.view.recv_topk_weights[place * shape.top_k + k] != weights[at]) {
+        return formatted("weight %u of row %zu is another", k, place);
+      }
+    }
+  }
+  for (uint32_t local = 0; local < shape.local_experts; ++local) {
+    if (buffer.view.recv_count[local] == counts[local]) continue;
+    return formatted("expert %u has %d rows, not %d", local, buffer.view.recv_count[local],
+                     counts[local]);
+  }
+  return {};
+}
+
 std::string EpPlayer::check_row(const EpShape& shape, const Buffer& buffer, size_t place,
                                 const Arrival& row) const {
   const EpRound& data = *buffer.data;
@@ -98,12 +138,14 @@ void EpPlayer::run_experts(const EpShape& shape, Buffer* buffer) const {
   const uint32_t own = player_.comms_.at(shape.comm).members.rank;
   uint8_t* const y =
       shape.own_memory ? buffer->y.data() : static_cast<uint8_t*>(buffer->view.combine_input);
-  for (uint32_t local = 0; local < shape.local_experts; ++local) {
+  for (uint32_t local = 0; local < data.groups(); ++local) {
     std::vector<size_t> next(ranks);
-    for (uint32_t rank = 0; rank < ranks; ++rank)
+    for (uint32_t rank = 0; rank < ranks && !shape.high_throughput; ++rank)
       next[rank] = first_row(shape, *buffer, local, rank);
+    size_t count = 0;
     for (const Arrival& row : data.arrivals(local, buffer->missing)) {
-      const size_t place = local * data.rows_per_expert() + next[row.rank]++;
+      const size_t row_in_group = shape.high_throughput ? count++ : next[row.rank]++;
+      const size_t place = local * data.rows_per_expert() + row_in_group;
       data.y_row(own, local, row.rank, row.token, y + place * data.combine_bytes());
     }
   }

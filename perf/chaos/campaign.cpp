@@ -31,7 +31,9 @@ std::string replay_command(const Campaign& campaign, uint64_t seed) {
                      name_of(campaign.limits.mode);
   if (!campaign.limits.faults) text += " --no-faults";
   if (!campaign.limits.ep) text += " --no-ep";
-  if (campaign.limits.joins) text += " --joins";
+  if (!campaign.limits.shape.empty()) text += " --shape " + campaign.limits.shape;
+  if (campaign.limits.patience != 1)
+    text += " --patience " + std::to_string(campaign.limits.patience);
   if (campaign.limits.steps != UINT32_MAX)
     text += " --steps " + std::to_string(campaign.limits.steps);
   return text + " -v";

@@ -62,7 +62,12 @@ class Generator {
   }
 
   // shapes.cpp
+  friend bool is_shape(const std::string& name);
+  struct Shape;
+  static const Shape kShapes[];
   bool wants_shape() const;
+  bool has_shape(const char* name) const { return limits_.shape == name; }
+  void draw_shape();
   void make_shaped();
   void choose_victims();
   void die_while_one_computes();
@@ -83,6 +88,17 @@ class Generator {
   void compute(uint32_t step, uint32_t ms);
   void die_before(uint32_t slot, uint32_t step, uint32_t delay_us);
   void die_inside(uint32_t slot, uint32_t step, uint32_t most_us);
+
+  // points.cpp
+  void strike_at_points();
+  uint32_t add_struck_step();
+  const char* point_of(uint32_t step);
+  void strike(uint32_t slot, uint32_t step, bool view_changes, uint32_t stop_ms);
+
+  // losses.cpp
+  void die_in_cycles();
+  void die_until_one_is_left();
+  void die_after_growth();
 
   // joins.cpp
   void stop_in_join();

@@ -11,6 +11,7 @@ namespace {
 // Lengths of messages at which the library may change its way: eager slots, chunks, what is restored in place.
 constexpr std::array<size_t, 5> kEdges = {4088, 16384, 65536, 262144, 1048576};
 constexpr size_t kLargest = size_t{4} << 20;
+constexpr uint32_t kMostLost = 8;  // and one of them stays
 
 // How many of 100 calls are of a kind, in the order of the table of operations.
 constexpr std::array<uint32_t, kCollectiveCount> kShares = {9, 12, 10, 16, 5, 5, 5,
@@ -56,7 +57,10 @@ void Generator::choose_job() {
   program_.mode = mode;
   program_.ranks = random_.percent(70) ? random_.between(2, 5) : random_.between(2, 8);
   if (wants_shape()) program_.ranks = std::max(program_.ranks, random_.between(3, 5));
-  if (limits_.joins) program_.ranks = std::max(program_.ranks, 5u);
+  if (has_shape("joins")) program_.ranks = std::max(program_.ranks, 5u);
+  if (has_shape("cycles")) program_.ranks = std::min(program_.ranks, 5u);
+  if (has_shape("last")) program_.ranks = kMostLost;
+  program_.patience = limits_.patience;
   program_.max_ranks = program_.ranks;
   uint32_t hosts = 1;
   program_.transports = "shm";
@@ -68,6 +72,10 @@ void Generator::choose_job() {
     case Mode::kMixed:
       program_.transports = "shm,tcp";
       hosts = random_.between(2, 3);
+      break;
+    case Mode::kVerbs:
+      hosts = random_.between(1, 2);
+      program_.transports = hosts == 1 ? "verbs" : "shm,verbs";
       break;
     case Mode::kPut:
       program_.flags |= MEP_COMM_PUT_ONLY;
@@ -216,6 +224,9 @@ void Generator::add_ep() {
   shape.slotted = random_.percent(50);
   shape.own_memory = random_.percent(50);
   const auto number = static_cast<uint32_t>(program_.eps.size());
+  // By itself, so that programs stay what they were.
+  shape.high_throughput = mixed(program_.seed, 0x6874, number) % 4 == 0;
+  if (shape.high_throughput) shape.slotted = shape.own_memory = false;
   program_.eps.push_back(shape);
   eps_.push_back(number);
   push(StepKind::kEpCreate).ep = number;

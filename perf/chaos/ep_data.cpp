@@ -1,5 +1,7 @@
 #include "ep_data.hpp"
 
+#include <algorithm>
+
 #include "numbers.hpp"
 #include "random.hpp"
 
@@ -100,13 +102,18 @@ void EpRound::y_row(uint32_t expert_rank, uint32_t local, uint32_t rank, uint32_
 }
 
 std::vector<Arrival> EpRound::arrivals(uint32_t local, uint64_t missing) const {
-  const int64_t own = int64_t{members_.rank} * shape_.local_experts + local;
+  const int64_t experts_in_group = shape_.high_throughput ? shape_.local_experts : 1;
+  const int64_t first = int64_t{members_.rank} * shape_.local_experts + local;
   std::vector<Arrival> result;
   for (uint32_t rank = 0; rank < members_.slots.size(); ++rank) {
     if (has(missing, rank)) continue;
     const std::vector<int64_t> experts = routing(rank);
     for (size_t i = 0; i < experts.size(); ++i) {
-      if (experts[i] == own) result.push_back({rank, static_cast<uint32_t>(i / shape_.top_k)});
+      if (experts[i] < first || experts[i] >= first + experts_in_group) continue;
+      const auto token = static_cast<uint32_t>(i / shape_.top_k);
+      const bool is_known =
+          !result.empty() && result.back().rank == rank && result.back().token == token;
+      if (!is_known) result.push_back({rank, token});
     }
   }
   return result;
@@ -126,7 +133,18 @@ void EpRound::combined_row(uint32_t token, uint64_t missing, uint8_t* to) const 
   const size_t bytes = bytes_of(shape_.combine);
   std::vector<float> sum(shape_.hidden, 0.0f);
   std::vector<uint8_t> row(combine_bytes());
-  for (uint32_t k = 0; k < shape_.top_k; ++k) {
+  for (uint32_t owner = 0; owner < members_.slots.size() && shape_.high_throughput; ++owner) {
+    const auto* const begin = experts.data() + size_t{token} * shape_.top_k;
+    const bool is_sent = std::any_of(begin, begin + shape_.top_k, [&](int64_t expert) {
+      return expert >= 0 && expert / shape_.local_experts == owner;
+    });
+    if (!is_sent || has(missing, owner)) continue;
+    y_row(owner, 0, members_.rank, token, row.data());
+    for (uint32_t i = 0; i < shape_.hidden; ++i) {
+      sum[i] += load_number(shape_.combine, row.data() + i * bytes);
+    }
+  }
+  for (uint32_t k = 0; k < shape_.top_k && !shape_.high_throughput; ++k) {
     const size_t at = size_t{token} * shape_.top_k + k;
     if (experts[at] < 0) continue;
     const auto expert = static_cast<uint32_t>(experts[at]);

@@ -174,16 +174,16 @@ void Player::be_late(const Step& step) {
     nanosleep(&late, nullptr);
   }
   call(step.calls[0], 0);
-  (void)mep_comm_set_timeout(found->second.handle, kNormalTimeoutMs);
+  (void)mep_comm_set_timeout(found->second.handle, kNormalTimeoutMs * program_.patience);
 }
 
 // Ranks that wait for each other's broadcast learn by the clock alone that they do.
 void Player::mismatch(const Step& step) {
   const auto found = comms_.find(step.calls[0].comm);
   if (found == comms_.end() || over_) return;
-  (void)mep_comm_set_timeout(found->second.handle, kMismatchTimeoutMs);
+  (void)mep_comm_set_timeout(found->second.handle, kMismatchTimeoutMs * program_.patience);
   call(step.calls[step.actor == part_.slot ? 1 : 0], 0);
-  (void)mep_comm_set_timeout(found->second.handle, kNormalTimeoutMs);
+  (void)mep_comm_set_timeout(found->second.handle, kNormalTimeoutMs * program_.patience);
 }
 
 void Player::recover(const Step& step) {
@@ -191,7 +191,8 @@ void Player::recover(const Step& step) {
   if (found == comms_.end() || over_) return;
   std::vector<int32_t> ranks;
   for (const uint32_t slot : step.slots) ranks.push_back(static_cast<int32_t>(slot));
-  const uint32_t limit_ms = program_.stops_in_join() ? kPatientRecoverMs : kRecoverMs;
+  const uint32_t limit_ms =
+      (program_.stops_in_join() ? kPatientRecoverMs : kRecoverMs) * program_.patience;
   for (uint32_t attempt = 0; attempt < kRecoverAttempts; ++attempt) {
     int32_t admitted = 0;
     begin(What::kRecover, attempt, world_);
@@ -218,8 +219,9 @@ void Player::grow(const Step& step) {
   for (uint32_t attempt = 0; attempt < kGrowAttempts && grown == nullptr; ++attempt) {
     begin(What::kGrow, attempt, world_);
     Said said;
-    said.result = mep_comm_grow(found->second.handle, static_cast<int32_t>(step.slots.size()),
-                                attempt == 0 ? kRecoverMs : kGrowAgainMs, &grown);
+    said.result =
+        mep_comm_grow(found->second.handle, static_cast<int32_t>(step.slots.size()),
+                      (attempt == 0 ? kRecoverMs : kGrowAgainMs) * program_.patience, &grown);
     end(What::kGrow, attempt, world_, nullptr, said);
     if (over_) return;
   }

@@ -17,8 +17,9 @@ constexpr uint32_t kWorld = 0;  // number of the world among the comms of a prog
 constexpr uint32_t kNobody = UINT32_MAX;
 // Generous: the machine may be busy. A rank that is silent so long without a cause has met a fault of the library.
 constexpr uint32_t kSuspectMs = 15000;
+constexpr uint32_t kShortSuspectMs = 1200;  // where a rank is stopped for longer
 
-enum class Mode : uint32_t { kAny, kShm, kTcp, kMixed, kPut, kThreads };
+enum class Mode : uint32_t { kAny, kShm, kTcp, kMixed, kPut, kVerbs, kThreads };
 using CallKind = Collective;
 
 struct Call {
@@ -48,7 +49,8 @@ enum class StepKind : uint32_t {
   kEpCreate,  // EP object `ep` on calls[0].comm
   kEpLayers,  // dispatch and combine, `count` times, on all buffers of `ep`
   kEpFree,
-  kMessages  // each rank of the world sends each other one a message
+  kMessages,  // each rank of the world sends each other one a message
+  kCount      // each rank counts what it holds of the system
 };
 
 struct Step {
@@ -75,10 +77,17 @@ enum class FaultKind : uint32_t {
   kKillAt,      // the same, but passages count from the step's beginning
   kKillAfter,   // right after the step
   kStop,        // SIGSTOP delay_us after the step began, SIGCONT after stop_ms
+  kStopAt,      // the same at a failpoint, when the step has ended at the latest
+  kSlow,        // from delay_us after the step began the rank runs a twentieth of stop_ms
   // While the replacement joins that the step admits. Times count from the end of the process that is replaced:
   // the replacement starts after start_us, SIGSTOP comes after delay_us; SIGCONT or SIGKILL stop_ms later.
   kStopInJoin
 };
+
+// The process goes on by itself.
+constexpr bool only_stops(FaultKind kind) {
+  return kind == FaultKind::kStop || kind == FaultKind::kStopAt || kind == FaultKind::kSlow;
+}
 
 struct Fault {
   FaultKind kind = FaultKind::kKillBefore;
@@ -106,6 +115,7 @@ struct EpShape {
   mep_dtype_t combine = MEP_FLOAT32;
   bool slotted = false;
   bool own_memory = false;
+  bool high_throughput = false;
 };
 
 struct Program {
@@ -118,6 +128,8 @@ struct Program {
   uint32_t flags = 0;  // MEP_COMM_*
   bool dies_in_init = false;
   uint32_t suspect_ms = kSuspectMs;
+  uint32_t patience =
+      1;  // factor of all limits of time, and of the times that processes are stopped
   std::vector<Step> steps;
   std::vector<Fault> faults;
   std::vector<EpShape> eps;
@@ -129,7 +141,7 @@ struct Program {
   // The comm of all ranks before `step`.
   uint32_t world(uint32_t step) const;
   bool kills() const;
-  // Whether the process is stopped for so long, in a join, that the others may leave it out.
+  // Whether the process is stopped for so long that the others may leave it out.
   bool may_be_left_out(uint32_t slot, uint32_t generation) const;
   bool stops_in_join() const;
   bool has(StepKind kind) const;
@@ -141,11 +153,13 @@ struct Limits {
   Mode mode = Mode::kAny;
   bool faults = true;
   bool ep = true;
-  bool joins = false;           // a rank is stopped while a replacement joins, in each program
+  std::string shape;  // of each program; empty: as it is drawn
+  uint32_t patience = 1;
   uint32_t steps = UINT32_MAX;  // no more than the first so many, to narrow a finding down
 };
 
 Program generate(uint64_t seed, const Limits& limits);
+bool is_shape(const std::string& name);
 
 const char* name_of(Mode mode);
 const char* name_of(StepKind kind);

@@ -12,6 +12,9 @@
 namespace mep::programs {
 namespace {
 
+// Growth of a rank's anonymous memory that is still no leak.
+constexpr uint64_t kAllowedPages = 48;
+
 bool is_replicated(What what) {
   return what == What::kCall || what == What::kAgree || what == What::kSplit ||
          what == What::kEpCreate;
@@ -82,6 +85,7 @@ class Judge {
     for (const auto& [place, said] : calls_) judge_call(place, said);
     for (const auto& [number, said] : numbers_) judge_number(said);
     for (const Life& life : lives_) judge_reports(life);
+    for (const Life& life : lives_) judge_resources(life);
     std::stable_sort(found_.begin(), found_.end(),
                      [](const Finding& a, const Finding& b) { return a.step < b.step; });
     return found_;
@@ -102,6 +106,7 @@ class Judge {
   void judge_success(const Said& said, const std::vector<Said>& all);
   void judge_number(const std::vector<Said>& said);
   void judge_reports(const Life& life);
+  void judge_resources(const Life& life);
   bool has_cause(const Life& life, const Record& record) const;
   bool may_fail(uint64_t slots) const;
   bool was_admitted(const Life& joiner) const;
@@ -114,7 +119,7 @@ class Judge {
     });
   }
   bool may_kill(const Fault& fault) const {
-    if (fault.kind == FaultKind::kStop) return false;
+    if (only_stops(fault.kind)) return false;
     if (fault.kind != FaultKind::kStopInJoin || fault.ends_killed) return true;
     return (program_.flags & MEP_COMM_KILL_STOPPED) != 0 &&
            program_.may_be_left_out(fault.slot, fault.generation);
@@ -498,6 +503,33 @@ void Judge::judge_reports(const Life& life) {
   }
 }
 
+// Nothing may grow beyond the most that the first half of the run has seen.
+void Judge::judge_resources(const Life& life) {
+  // The first counts still contain what a first view change brings once for all.
+  constexpr size_t kWarmUp = 4;
+  std::vector<Resources> held;
+  const uint32_t count = life.journal->count.load(std::memory_order_acquire);
+  for (uint32_t i = 0; i < count; ++i) {
+    const Record& record = life.journal->records[i];
+    if (record.entry == Entry::kCount) held.push_back(record.resources);
+  }
+  if (held.size() < 2 * kWarmUp) return;
+  const auto judge = [&](uint64_t Resources::*what, uint64_t allowed, const char* name) {
+    uint64_t most = 0;
+    for (size_t i = kWarmUp; i <= held.size() / 2; ++i) most = std::max(most, held[i].*what);
+    if (held.back().*what <= most + allowed) return;
+    add(Class::kOther, life.journal->step.load(std::memory_order_acquire),
+        life.name() + formatted(" leaks %s: %" PRIu64 ", %" PRIu64 " in the first half", name,
+                                held.back().*what, most));
+  };
+  judge(&Resources::fds, 0, "descriptors");
+  // A process that takes the meeting over has one listener more.
+  judge(&Resources::listeners, 1, "listening sockets");
+  judge(&Resources::threads, 0, "threads");
+  judge(&Resources::mappings, 0, "mappings");
+  judge(&Resources::pages, kAllowedPages, "pages");
+}
+
 }  // namespace
 
 const char* name_of(Class kind) {
@@ -530,7 +562,7 @@ std::string story(const Program& program, const std::vector<Life>& lives) {
   }
   std::stable_sort(all.begin(), all.end(),
                    [](const auto& a, const auto& b) { return a.second->at_ns < b.second->at_ns; });
-  constexpr const char* kEntries[] = {"", "begins", "ended", "WRONG", "members", "done"};
+  constexpr const char* kEntries[] = {"", "begins", "ended", "WRONG", "members", "counts", "done"};
   std::string text = program.text() + "\n";
   const uint64_t start_ns = all.empty() ? 0 : all.front().second->at_ns;
   for (const auto& [life, record] : all) {

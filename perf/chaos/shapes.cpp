@@ -24,17 +24,59 @@ const std::array<const char*, 10> kChangePoints = {
 
 }  // namespace
 
+// By name. The first ones are drawn too.
+struct Generator::Shape {
+  const char* name;
+  void (Generator::*make)();
+  bool is_whole;  // else victims are chosen before it, and some steps follow
+};
+
+const Generator::Shape Generator::kShapes[] = {
+    {"computing", &Generator::die_while_one_computes, false},
+    {"dead-root", &Generator::call_with_dead_root, false},
+    {"batch", &Generator::die_in_batch, false},
+    {"free", &Generator::free_after_success, false},
+    {"split", &Generator::die_in_split, false},
+    {"recover", &Generator::die_in_recover, false},
+    {"grow", &Generator::die_in_grow, false},
+    {"grown", &Generator::die_after_growth, true},
+    {"points", &Generator::strike_at_points, false},
+    {"joins", &Generator::stop_in_join, true},
+    {"last", &Generator::die_until_one_is_left, true},
+    {"cycles", &Generator::die_in_cycles, true},
+};
+
+bool is_shape(const std::string& name) {
+  return std::any_of(std::begin(Generator::kShapes), std::end(Generator::kShapes),
+                     [&](const Generator::Shape& shape) { return name == shape.name; });
+}
+
 // By itself, so that other programs are what they are without shapes.
 bool Generator::wants_shape() const {
   return limits_.faults && limits_.mode != Mode::kThreads &&
-         (limits_.joins || mixed(program_.seed, 0x736861) % 100 < kShapedPercent);
+         (!limits_.shape.empty() || mixed(program_.seed, 0x736861) % 100 < kShapedPercent);
 }
 
 void Generator::make_shaped() {
-  if (limits_.joins) return stop_in_join();
+  const auto* const shape =
+      std::find_if(std::begin(kShapes), std::end(kShapes),
+                   [&](const Shape& each) { return limits_.shape == each.name; });
+  const bool is_named = shape != std::end(kShapes);
+  if (is_named && shape->is_whole) return (this->*shape->make)();
   choose_victims();
   add_some_steps(kWorld, 0, 2);
   if (has_ep_) add_ep();
+  if (is_named) {
+    (this->*shape->make)();
+  } else {
+    draw_shape();
+  }
+  const uint32_t more = random_.between(0, 3);
+  for (uint32_t i = 0; i < more; ++i) add_step();
+  add_call_step(program_.world(last_step() + 1));
+}
+
+void Generator::draw_shape() {
   const uint64_t draw = random_.below(100);
   if (draw < 25 && victims_.size() > 1) {
     die_while_one_computes();
@@ -51,9 +93,6 @@ void Generator::make_shaped() {
   } else {
     die_in_grow();
   }
-  const uint32_t more = random_.between(0, 3);
-  for (uint32_t i = 0; i < more; ++i) add_step();
-  add_call_step(program_.world(last_step() + 1));
 }
 
 void Generator::choose_victims() {
@@ -151,6 +190,7 @@ void Generator::die_before(uint32_t slot, uint32_t step, uint32_t delay_us) {
   Fault fault;
   fault.kind = FaultKind::kKillBefore;
   fault.slot = slot;
+  fault.generation = program_.generation(slot, step);
   fault.step = step;
   fault.delay_us = delay_us;
   program_.faults.push_back(fault);
@@ -159,6 +199,7 @@ void Generator::die_before(uint32_t slot, uint32_t step, uint32_t delay_us) {
 void Generator::die_inside(uint32_t slot, uint32_t step, uint32_t most_us) {
   Fault fault;
   fault.slot = slot;
+  fault.generation = program_.generation(slot, step);
   fault.step = step;
   const uint64_t draw = random_.below(100);
   if (draw < 30) {

@@ -45,6 +45,7 @@ bool EpPlayer::make(uint32_t number, uint32_t first_serial) {
     config.num_buffers = shape.buffers;
     config.input_type = shape.input;
     config.combine_type = shape.combine;
+    config.mode = shape.high_throughput ? MEP_EP_HIGH_THROUGHPUT : MEP_EP_LOW_LATENCY;
     config.receive_layout = shape.slotted ? MEP_EP_SLOTTED : MEP_EP_PACKED;
     // Apart from other objects that are made in this step.
     const uint32_t part = number << 8 | attempt;
@@ -198,6 +199,7 @@ bool EpPlayer::dispatch(const Step& step, Object* object, uint32_t index, Halves
   send.x = buffer.x.data();
   send.topk_idx = buffer.routing.data();
   send.topk_weights = buffer.weights.data();
+  if (shape.high_throughput) receive.recv_total = &buffer.total;
   if (shape.own_memory) {
     receive.recv_x = buffer.recv_x.data();
     receive.recv_count = buffer.recv_count.data();

@@ -37,7 +37,8 @@ class EpRound {
   void y_row(uint32_t expert_rank, uint32_t local, uint32_t rank, uint32_t token,
              uint8_t* to) const;
 
-  // By rank and token; ranks in `missing` have none.
+  // By rank and token; ranks in `missing` have none. In high throughput those of all local experts, each once.
+  uint32_t groups() const { return shape_.high_throughput ? 1 : shape_.local_experts; }
   std::vector<Arrival> arrivals(uint32_t local, uint64_t missing) const;
   // The sum for the caller's token, without the experts of the ranks in `missing`.
   void combined_row(uint32_t token, uint64_t missing, uint8_t* to) const;

@@ -51,6 +51,12 @@ std::string text_of(const Fault& fault) {
     case FaultKind::kStop:
       return whom + formatted(" stops %u us into step %u for %u ms", fault.delay_us, fault.step,
                               fault.stop_ms);
+    case FaultKind::kStopAt:
+      return whom + formatted(" stops in step %u at \"%s\", or after it, for %u ms", fault.step,
+                              fault.point.c_str(), fault.stop_ms);
+    case FaultKind::kSlow:
+      return whom + formatted(" is slow from %u us into step %u on, for %u ms", fault.delay_us,
+                              fault.step, fault.stop_ms);
     case FaultKind::kStopInJoin:
       return whom + formatted(
                         " stops %u us after the death that step %u repairs, %s%u ms%s; the "
@@ -64,15 +70,15 @@ std::string text_of(const Fault& fault) {
 }  // namespace
 
 const char* name_of(Mode mode) {
-  constexpr const char* kNames[] = {"any", "shm", "tcp", "mixed", "put", "threads"};
+  constexpr const char* kNames[] = {"any", "shm", "tcp", "mixed", "put", "verbs", "threads"};
   return kNames[static_cast<uint32_t>(mode)];
 }
 
 const char* name_of(StepKind kind) {
-  constexpr const char* kNames[] = {"call",    "batch",   "agree",    "split",     "free",
-                                    "revoke",  "timeout", "mismatch", "evict",     "leave",
-                                    "abort",   "recover", "grow",     "ep create", "ep layers",
-                                    "ep free", "messages"};
+  constexpr const char* kNames[] = {"call",    "batch",    "agree",    "split",     "free",
+                                    "revoke",  "timeout",  "mismatch", "evict",     "leave",
+                                    "abort",   "recover",  "grow",     "ep create", "ep layers",
+                                    "ep free", "messages", "count"};
   return kNames[static_cast<uint32_t>(kind)];
 }
 
@@ -117,10 +123,14 @@ std::string Program::text() const {
   if (suspect_ms != kSuspectMs) text += formatted("suspected after %u ms\n", suspect_ms);
   for (size_t i = 0; i < eps.size(); ++i) {
     const EpShape& ep = eps[i];
-    text += formatted(
-        "e%zu: on c%u, M %u, H %u, K %u, %u experts a rank, %u buffers, %s to %s, %s%s\n", i,
-        ep.comm, ep.max_tokens, ep.hidden, ep.top_k, ep.local_experts, ep.buffers, kTypes[ep.input],
-        kTypes[ep.combine], ep.slotted ? "slotted" : "packed", ep.own_memory ? ", own memory" : "");
+    text +=
+        formatted("e%zu: on c%u, M %u, H %u, K %u, %u experts a rank, %u buffers, %s to %s, %s%s\n",
+                  i, ep.comm, ep.max_tokens, ep.hidden, ep.top_k, ep.local_experts, ep.buffers,
+                  kTypes[ep.input], kTypes[ep.combine],
+                  ep.high_throughput ? "high throughput"
+                  : ep.slotted       ? "slotted"
+                                     : "packed",
+                  ep.own_memory ? ", own memory" : "");
   }
   for (const Fault& fault : faults) text += programs::text_of(fault) + "\n";
   for (uint32_t step = 0; step < steps.size(); ++step) text += text_of(step) + "\n";
@@ -160,17 +170,20 @@ uint32_t Program::generation(uint32_t slot, uint32_t step) const {
 
 bool Program::kills() const {
   for (const Fault& fault : faults) {
-    if (fault.kind != FaultKind::kStop) return true;
+    if (!only_stops(fault.kind)) return true;
   }
   return has(StepKind::kEvict) || has(StepKind::kAbort);
 }
 
 bool Program::may_be_left_out(uint32_t slot, uint32_t generation) const {
-  return suspect_ms < kSuspectMs &&
-         std::any_of(faults.begin(), faults.end(), [&](const Fault& fault) {
-           return fault.kind == FaultKind::kStopInJoin && fault.slot == slot &&
-                  fault.generation == generation;
-         });
+  // The lowest one of two ranks has the majority.
+  if (suspect_ms >= kSuspectMs || (max_ranks == 2 && slot == 0)) return false;
+  return std::any_of(faults.begin(), faults.end(), [&](const Fault& fault) {
+    const bool is_long =
+        fault.kind == FaultKind::kStopInJoin ||
+        (only_stops(fault.kind) && fault.kind != FaultKind::kSlow && fault.stop_ms > suspect_ms);
+    return is_long && fault.slot == slot && fault.generation == generation;
+  });
 }
 
 bool Program::stops_in_join() const {

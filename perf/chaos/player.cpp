@@ -66,10 +66,10 @@ mep_comm_config_t config_of(const Program& program, uint32_t slot) {
   if (has_progress_thread(program, slot)) config.flags |= MEP_COMM_PROGRESS_THREAD;
   config.size = static_cast<int32_t>(program.ranks);
   config.max_size = static_cast<int32_t>(program.max_ranks);
-  config.timeout_ms = kNormalTimeoutMs;
-  config.init_timeout_ms = program.dies_in_init ? kShortInitMs : kInitMs;
-  config.heartbeat_ms = 50;
-  config.suspect_ms = program.suspect_ms;
+  config.timeout_ms = kNormalTimeoutMs * program.patience;
+  config.init_timeout_ms = (program.dies_in_init ? kShortInitMs : kInitMs) * program.patience;
+  config.heartbeat_ms = 50 * program.patience;
+  config.suspect_ms = program.suspect_ms * program.patience;
   config.transports = program.transports.c_str();
   return config;
 }
@@ -207,6 +207,10 @@ void Player::run(uint32_t number) {
       case StepKind::kEpFree:
         ep_->free(step.ep);
         break;
+      case StepKind::kCount:
+        next_record(Entry::kCount, What::kCall, 0, world_).resources = count_resources();
+        push();
+        break;
       case StepKind::kMessages:
         messages();
         break;
@@ -253,6 +257,9 @@ void Player::arm_faults(uint32_t step) {
     strike_in(fault->delay_us, SIGKILL);
   if (const Fault* fault = fault_of(step, FaultKind::kKillAt))
     (void)failpoint_arm(fault->point + "=kill");
+  if (const Fault* fault = fault_of(step, FaultKind::kStopAt))
+    (void)failpoint_arm(fault->point + "=stop");
+  if (const Fault* fault = fault_of(step, FaultKind::kSlow)) strike_in(fault->delay_us, SIGSTOP);
 }
 
 void Player::act_on_faults(uint32_t step) {
@@ -260,6 +267,9 @@ void Player::act_on_faults(uint32_t step) {
        {FaultKind::kKillClock, FaultKind::kKillPoint, FaultKind::kKillAt, FaultKind::kKillAfter}) {
     if (fault_of(step, kind) != nullptr) die();
   }
+  if (fault_of(step, FaultKind::kStopAt) == nullptr || !failpoints_armed.load()) return;
+  failpoint_disarm_all();
+  kill(getpid(), SIGSTOP);
 }
 
 void Player::die() {

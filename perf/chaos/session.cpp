@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <new>
 #include <stdexcept>
@@ -19,6 +20,10 @@
 
 namespace mep::programs {
 namespace {
+
+// A rank that is slow runs for so long, and stands still so many times as long.
+constexpr uint64_t kSlowRunMs = 2;
+constexpr uint64_t kSlowFactor = 19;
 
 uint64_t now_us() {
   timespec now{};
@@ -73,7 +78,9 @@ struct Process {
   pid_t pid = 0;
   bool stopped = false;
   uint64_t wake_at_ms = 0;
-  bool in_join = false;  // a stop of kStopInJoin, which ends otherwise
+  uint64_t slow_at_ms = UINT64_MAX;
+  uint64_t slow_until_ms = 0;  // 0: it was not slowed so far
+  bool in_join = false;        // a stop of kStopInJoin, which ends otherwise
 };
 
 // A replacement that joins while another rank is stopped.
@@ -116,6 +123,21 @@ class Session {
     std::vector<Life> lives;
     for (const Process& process : processes_) lives.push_back(process.life);
     return lives;
+  }
+
+  // Files and sockets of the job, whose ranks have ended.
+  std::vector<std::string> left_over() const {
+    std::vector<std::string> names;
+    for (const char* folder : {"/dev/shm", "/tmp"}) {
+      std::error_code ignored;
+      for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
+        names.push_back(entry.path().string());
+      }
+    }
+    std::ifstream sockets("/proc/net/unix");
+    for (std::string line; std::getline(sockets, line);) names.push_back(line);
+    std::erase_if(names, [&](const std::string& name) { return name.find(job_) == name.npos; });
+    return names;
   }
 
  private:
@@ -172,8 +194,7 @@ class Session {
       while (waitpid(process.pid, &status, WNOHANG | WUNTRACED) == process.pid) {
         if (WIFSTOPPED(status)) {
           if (process.in_join) continue;
-          process.stopped = true;
-          process.wake_at_ms = now_ms() + stop_ms(process);
+          stand_still(&process);
           continue;
         }
         process.life.ended = true;
@@ -184,16 +205,27 @@ class Session {
       if (!process.life.ended && process.stopped && now_ms() >= process.wake_at_ms) {
         process.stopped = false;
         kill(process.pid, SIGCONT);
+        process.slow_at_ms = now_ms() + kSlowRunMs;
+      }
+      if (!process.life.ended && !process.stopped && now_ms() >= process.slow_at_ms &&
+          now_ms() < process.slow_until_ms) {
+        process.slow_at_ms = UINT64_MAX;
+        kill(process.pid, SIGSTOP);
       }
     }
     return any;
   }
 
-  uint32_t stop_ms(const Process& process) const {
+  void stand_still(Process* process) const {
+    process->stopped = true;
     for (const Fault& fault : program_.faults) {
-      if (fault.kind == FaultKind::kStop && fault.slot == process.life.slot) return fault.stop_ms;
+      if (!only_stops(fault.kind) || fault.slot != process->life.slot) continue;
+      const uint64_t ms = uint64_t{fault.stop_ms} * program_.patience;
+      const bool is_slow = fault.kind == FaultKind::kSlow;
+      if (process->slow_until_ms == 0 && is_slow) process->slow_until_ms = now_ms() + ms;
+      process->wake_at_ms = now_ms() + (is_slow ? kSlowRunMs * kSlowFactor : ms);
+      return;
     }
-    return 0;
   }
 
   // A slot whose process has ended gets another one if a later step is to admit it.
@@ -202,7 +234,7 @@ class Session {
     for (const Process& process : processes_) anybody = anybody || !process.life.ended;
     if (!anybody) return;
     start_grown();
-    for (uint32_t slot = 0; slot < program_.ranks; ++slot) {
+    for (uint32_t slot = 0; slot < program_.max_ranks; ++slot) {
       const Life* latest = nullptr;
       uint32_t count = 0;
       for (const Process& process : processes_) {
@@ -252,7 +284,7 @@ class Session {
       join->has_stopped = kill(process->pid, SIGSTOP) == 0;
     }
     if (!join->has_stopped) return;
-    const bool is_late = now >= stop_at_us + uint64_t{fault.stop_ms} * 1000;
+    const bool is_late = now >= stop_at_us + uint64_t{fault.stop_ms} * program_.patience * 1000;
     if (!is_late && !(fault.until_admitted && has_joined(*join))) return;
     join->is_over = true;
     process->in_join = false;
@@ -347,7 +379,14 @@ Outcome run_program(const Program& program, const Sabotage& sabotage, uint32_t h
   }
   Session session(program, sabotage);
   const std::vector<Life> lives = session.run(hang_ms);
-  return outcome_of(program, lives, wants_story);
+  Outcome outcome = outcome_of(program, lives, wants_story);
+  const bool ended =
+      std::all_of(lives.begin(), lives.end(), [](const Life& life) { return life.ended; });
+  for (const std::string& name : ended ? session.left_over() : std::vector<std::string>()) {
+    outcome.findings.push_back(
+        {Class::kOther, static_cast<uint32_t>(program.steps.size()), "left over: " + name});
+  }
+  return outcome;
 }
 
 }  // namespace mep::programs

@@ -42,6 +42,7 @@ class EpPlayer {
     std::vector<float> weights;
     Sent sent = Sent::kNothing;  // and not received yet
     uint64_t missing = 0;        // ranks, from its last operation
+    int64_t total = 0;           // rows of its last dispatch, in high throughput
   };
   struct Object {
     mep_ep_t handle = nullptr;
@@ -70,6 +71,7 @@ class EpPlayer {
   void fill(const EpShape& shape, Buffer* buffer);
   size_t first_row(const EpShape& shape, const Buffer& buffer, uint32_t local, uint32_t rank) const;
   std::string check_rows(const EpShape& shape, const Buffer& buffer, bool complete) const;
+  std::string check_tokens(const EpShape& shape, const Buffer& buffer) const;
   std::string check_row(const EpShape& shape, const Buffer& buffer, size_t place,
                         const Arrival& row) const;
   void run_experts(const EpShape& shape, Buffer* buffer) const;

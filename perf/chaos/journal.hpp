@@ -9,6 +9,7 @@
 #include <string>
 
 #include "mep.h"
+#include "resources.hpp"
 
 namespace mep::programs {
 
@@ -18,6 +19,7 @@ enum class Entry : uint32_t {
   kEnd,      // it has returned
   kWrong,    // a check by the rank itself failed
   kMembers,  // contributors: the slots of a comm that was made
+  kCount,    // resources
   kDone      // the rank has come to the end of the program
 };
 
@@ -60,6 +62,7 @@ struct Record {
   uint64_t contributors = 0;  // slots
   uint64_t failed = 0;        // slots
   uint64_t digest = 0;        // of the bytes that came out
+  Resources resources;
   char text[120] = {};
 };
 

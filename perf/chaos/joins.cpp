@@ -5,12 +5,6 @@
 #include "generator.hpp"
 
 namespace mep::programs {
-namespace {
-
-constexpr uint32_t kShortSuspectMs = 1200;
-
-}  // namespace
-
 // The end of the one is seen by a third rank of its host, which stands still for nobody.
 std::pair<uint32_t, uint32_t> Generator::replaced_and_stopped() {
   std::vector<std::pair<uint32_t, uint32_t>> pairs;

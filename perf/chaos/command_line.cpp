@@ -9,7 +9,6 @@ namespace {
 
 constexpr const char* kHelp =
     "usage: mep_chaos [OPTION]...\n"
-    "       mep_chaos --job [OPTION]...      (see mep_chaos --job --help)\n"
     "\n"
     "Runs random programs: each follows from its seed, has 2 to 8 ranks on 1 to 3\n"
     "hosts (played on this one), and calls collectives, splits, agreements,\n"
@@ -21,14 +20,22 @@ constexpr const char* kHelp =
     "  --seed S         of the first; the others follow (default 1)\n"
     "  --seconds T      no new program after T seconds\n"
     "  --jobs J         so many at a time (default 2)\n"
-    "  --mode M         any, shm, tcp, mixed (both), put (shm, unmapped) or threads\n"
-    "                   (default any)\n"
+    "  --mode M         any (of the first four; default), shm, tcp, mixed (both), put\n"
+    "                   (shm, unmapped), verbs (alone, or two hosts with shm in each)\n"
+    "                   or threads\n"
     "  --threads        the same as --mode threads: ranks are threads, and nobody is\n"
     "                   killed\n"
     "  --no-faults      nobody is killed, stopped or late\n"
     "  --no-ep          no dispatch and combine\n"
-    "  --joins          in each a rank is stopped while a replacement of another one\n"
-    "                   joins\n"
+    "  --shape S        each has this shape:\n"
+    "                   joins: a rank is stopped while a replacement of another joins\n"
+    "                   points: a rank dies, stands still or crawls at a named point\n"
+    "                   last: 8 ranks die until one is left\n"
+    "                   grown: old and new ranks of a grown world die\n"
+    "                   cycles: 100 deaths and replacements; nothing leaks\n"
+    "                   computing, dead-root, batch, free, split, recover, grow: one of\n"
+    "                   those that a third of all programs have\n"
+    "  --patience F     all limits of time are F times as long (default 1)\n"
     "  --steps N        no more than the first N steps of each program\n"
     "  --findings DIR   where all that was said goes when something was wrong\n"
     "                   (default mep_chaos_findings)\n"
@@ -52,8 +59,8 @@ bool parse_number(const char* text, uint64_t min, uint64_t max, uint64_t* value)
 }
 
 bool parse_mode(const std::string& text, Mode* mode) {
-  for (const Mode candidate :
-       {Mode::kAny, Mode::kShm, Mode::kTcp, Mode::kMixed, Mode::kPut, Mode::kThreads}) {
+  for (const Mode candidate : {Mode::kAny, Mode::kShm, Mode::kTcp, Mode::kMixed, Mode::kPut,
+                               Mode::kVerbs, Mode::kThreads}) {
     if (text != name_of(candidate)) continue;
     *mode = candidate;
     return true;
@@ -86,8 +93,6 @@ bool parse_flag(const std::string& name, Campaign* campaign) {
     campaign->limits.faults = false;
   } else if (name == "--no-ep") {
     campaign->limits.ep = false;
-  } else if (name == "--joins") {
-    campaign->limits.joins = true;
   } else if (name == "--print") {
     campaign->prints = true;
   } else if (name == "-v") {
@@ -111,6 +116,7 @@ Parsed parse_command_line(int argc, char** argv, Campaign* campaign, std::string
                  {"--seconds", 1, 1'000'000, campaign->seconds},
                  {"--jobs", 1, 256, campaign->jobs},
                  {"--steps", 1, UINT32_MAX, campaign->limits.steps},
+                 {"--patience", 1, 60, campaign->limits.patience},
                  {"--hang-ms", 1000, 3'600'000, campaign->hang_ms},
                  {"--max-findings", 0, UINT32_MAX, campaign->max_findings}};
   for (int i = 1; i < argc; ++i) {
@@ -129,6 +135,9 @@ Parsed parse_command_line(int argc, char** argv, Campaign* campaign, std::string
     bool right = true;
     if (name == "--mode") {
       right = parse_mode(value, &campaign->limits.mode);
+    } else if (name == "--shape") {
+      campaign->limits.shape = value;
+      right = is_shape(value);
     } else if (name == "--findings") {
       campaign->folder = value;
       right = *value != '\0';
@@ -155,6 +164,7 @@ Parsed parse_command_line(int argc, char** argv, Campaign* campaign, std::string
   campaign->seconds = numbers[next++].value;
   campaign->jobs = static_cast<uint32_t>(numbers[next++].value);
   campaign->limits.steps = static_cast<uint32_t>(numbers[next++].value);
+  campaign->limits.patience = static_cast<uint32_t>(numbers[next++].value);
   campaign->hang_ms = static_cast<uint32_t>(numbers[next++].value);
   campaign->max_findings = static_cast<uint32_t>(numbers[next++].value);
   return Parsed::kRun;
