@@ -9,7 +9,6 @@
 #include <mutex>
 #include <vector>
 
-#include "base/clock.hpp"
 #include "base/env.hpp"
 #include "base/fork_hold.hpp"
 #include "base/status.hpp"
@@ -104,8 +103,6 @@ std::vector<Entry>& table() {
   static auto* const entries = new std::vector<Entry>;
   return *entries;
 }
-// Relaxed: set before anything is armed.
-std::atomic<std::atomic<uint64_t>*> stamp_target{nullptr};
 
 bool parse_entry(const std::string& text, Entry* entry) {
   const size_t equals = text.rfind('=');
@@ -175,10 +172,6 @@ mep_result_t failpoints_from_environment() {
   return is_set ? failpoint_arm(text) : MEP_SUCCESS;
 }
 
-void failpoint_stamp(std::atomic<uint64_t>* stamp) {
-  stamp_target.store(stamp, std::memory_order_relaxed);
-}
-
 void failpoint_passed(const char* name) {
   int signal = 0;
   {
@@ -193,9 +186,6 @@ void failpoint_passed(const char* name) {
     if (table().empty()) failpoints_armed.store(false, std::memory_order_relaxed);
   }
   if (signal == 0) return;
-  std::atomic<uint64_t>* const stamp = stamp_target.load(std::memory_order_relaxed);
-  // Release: for another process that maps the word; nothing else depends on it.
-  if (stamp != nullptr) stamp->store(now_ns(), std::memory_order_release);
   kill(getpid(), signal);
 }
 

@@ -25,8 +25,6 @@ void failpoint_passed(const char* name);
 void failpoint_disarm_all();
 // Once for a process; later calls do nothing.
 [[nodiscard]] mep_result_t failpoints_from_environment();
-// The time (now_ns()) of the last action is left in *stamp, before it is carried out. Null: nowhere.
-void failpoint_stamp(std::atomic<uint64_t>* stamp);
 
 }  // namespace mep
 

@@ -92,8 +92,8 @@ void ControlThread::act(const membership::InstallView& action) {
                        std::move(admission), action.joined);
   }
   windows_.wake();
-  view_.note_change(change_->finish(action.view->epoch),
-                    static_cast<int32_t>(action.view->members.count()));
+  change_->finish(action.view->epoch);
+  view_.note_change(action.view->epoch, static_cast<int32_t>(action.view->members.count()));
 }
 
 void ControlThread::act(const membership::SelfEvicted&) {

@@ -32,7 +32,6 @@ bool affects(const membership::Proposal& value, const WorldParticipant& comm) {
 
 void ViewChange::act(const membership::Freeze& action) {
   note_evidence();
-  times_.freeze_ns = now_ns();
   take_what_has_come();
   give_up_the_gone();
   std::vector<membership::ChannelState> channels;
@@ -256,8 +255,7 @@ void ViewChange::commit() {
   quiet_epoch_ = 0;
 }
 
-ViewChangeTimes ViewChange::finish(uint64_t world_epoch) {
-  times_.world_epoch = world_epoch;
+void ViewChange::finish(uint64_t world_epoch) {
   times_.installed_ns = now_ns();
   const auto us = [](uint64_t from_ns, uint64_t to_ns) {
     return from_ns == 0 || to_ns < from_ns ? 0ull : (to_ns - from_ns) / 1000ull;
@@ -268,7 +266,7 @@ ViewChangeTimes ViewChange::finish(uint64_t world_epoch) {
       static_cast<unsigned long long>(world_epoch), us(times_.evidence_ns, times_.frozen_ns),
       us(times_.frozen_ns, times_.agreed_ns), us(times_.agreed_ns, times_.prepared_ns),
       us(times_.prepared_ns, times_.committed_ns), us(times_.committed_ns, times_.installed_ns));
-  return std::exchange(times_, {});
+  times_ = {};
 }
 
 }  // namespace mep

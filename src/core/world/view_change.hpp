@@ -16,7 +16,6 @@
 #include "core/world/control_links.hpp"
 #include "core/world/dying_peers.hpp"
 #include "core/world/joiners.hpp"
-#include "core/world/view_change_times.hpp"
 #include "core/world/world_participants.hpp"
 #include "core/world/world_view.hpp"
 #include "core/world/world_windows.hpp"
@@ -59,8 +58,8 @@ class ViewChange {
 
   // The decision is known.
   void commit();
-  // And installed. The times of this change; the next one begins without any.
-  ViewChangeTimes finish(uint64_t world_epoch);
+  // And installed. The log gets the times of this change; the next one begins without any.
+  void finish(uint64_t world_epoch);
 
  private:
   struct Fence {
@@ -100,7 +99,16 @@ class ViewChange {
   uint64_t quiet_epoch_ = 0;                        // once this rank is frozen; 0: none
   std::unique_ptr<membership::Prepare> preparing_;  // null: none is put off
 
-  ViewChangeTimes times_;
+  // now_ns() of the steps of this change, for the log. Comparable between the processes of a host.
+  struct Times {
+    uint64_t evidence_ns = 0;   // the first sign of a death or a broken link, or the freeze
+    uint64_t frozen_ns = 0;     // all channels are stopped
+    uint64_t agreed_ns = 0;     // the proposal is known: catch-up, fence and prepare begin
+    uint64_t prepared_ns = 0;   // this rank has accepted
+    uint64_t committed_ns = 0;  // the decision is known
+    uint64_t installed_ns = 0;  // user threads go on
+  };
+  Times times_;
 };
 
 }  // namespace mep

@@ -9,11 +9,6 @@ membership::View WorldView::snapshot() const {
   return *view_;
 }
 
-ViewChangeTimes WorldView::last_change() const {
-  const std::lock_guard lock(change_mutex_);
-  return last_change_;
-}
-
 void WorldView::set_callback(mep_view_callback_t callback, void* user) {
   const std::lock_guard lock(change_mutex_);
   callback_ = callback;
@@ -25,10 +20,9 @@ void WorldView::publish(std::shared_ptr<const membership::View> view) {
   view_ = std::move(view);
 }
 
-void WorldView::note_change(const ViewChangeTimes& times, int32_t live) {
+void WorldView::note_change(uint64_t world_epoch, int32_t live) {
   const std::lock_guard lock(change_mutex_);
-  last_change_ = times;
-  if (callback_ != nullptr) callback_(callback_user_, times.world_epoch, live);
+  if (callback_ != nullptr) callback_(callback_user_, world_epoch, live);
 }
 
 }  // namespace mep
