@@ -57,6 +57,7 @@ void Generator::choose_job() {
   program_.mode = mode;
   program_.ranks = random_.percent(70) ? random_.between(2, 5) : random_.between(2, 8);
   if (wants_shape()) program_.ranks = std::max(program_.ranks, random_.between(3, 5));
+  if (has_shape("points") && random_.percent(15)) program_.ranks = 2;
   if (has_shape("joins")) program_.ranks = std::max(program_.ranks, 5u);
   if (has_shape("cycles")) program_.ranks = std::min(program_.ranks, 5u);
   if (has_shape("last")) program_.ranks = kMostLost;

@@ -85,6 +85,7 @@ class Judge {
     for (const auto& [place, said] : calls_) judge_call(place, said);
     for (const auto& [number, said] : numbers_) judge_number(said);
     for (const Life& life : lives_) judge_reports(life);
+    for (const Life& life : lives_) judge_repeats(life);
     for (const Life& life : lives_) judge_resources(life);
     std::stable_sort(found_.begin(), found_.end(),
                      [](const Finding& a, const Finding& b) { return a.step < b.step; });
@@ -106,6 +107,7 @@ class Judge {
   void judge_success(const Said& said, const std::vector<Said>& all);
   void judge_number(const std::vector<Said>& said);
   void judge_reports(const Life& life);
+  void judge_repeats(const Life& life);
   void judge_resources(const Life& life);
   bool has_cause(const Life& life, const Record& record) const;
   bool may_fail(uint64_t slots) const;
@@ -223,8 +225,10 @@ bool Judge::was_admitted(const Life& joiner) const {
 }
 
 // Those that leave make the rest smaller. Where one of the rest dies and as many as live are dead, who lives
-// cannot know whether it is alone. A rank that begins to leave after the death sees it out first.
+// cannot know whether it is alone, unless all are on one host, where the kernel says who has ended. A rank that begins
+// to leave after the death sees it out first.
 bool Judge::may_lack_quorum() const {
+  if (program_.host_count() == 1) return false;
   const auto dead = std::count_if(lives_.begin(), lives_.end(), is_dead);
   return std::any_of(lives_.begin(), lives_.end(), [&](const Life& lost) {
     const uint32_t count = lost.journal->count.load(std::memory_order_acquire);
@@ -503,6 +507,27 @@ void Judge::judge_reports(const Life& life) {
   }
 }
 
+// The end of an epoch is told by one call of a comm. Those that their dead root ends, and those that were pending
+// together, may tell it too.
+void Judge::judge_repeats(const Life& life) {
+  std::map<uint32_t, uint64_t> ended;
+  const uint32_t count = life.journal->count.load(std::memory_order_acquire);
+  for (uint32_t i = 0; i < count; ++i) {
+    const Record& end = life.journal->records[i];
+    const bool is_alone = end.what == What::kSync || end.what == What::kAgree ||
+                          (end.step < program_.steps.size() && end.what == What::kCall &&
+                           program_.steps[end.step].kind == StepKind::kCall && !has_root(end));
+    if (end.entry != Entry::kEnd || end.result != MEP_ERR_PEER_FAILED || !is_alone) continue;
+    if (!end.has_info || end.info_result != end.result || end.seq == 0) continue;
+    const auto [at, is_first] = ended.emplace(end.comm, end.epoch);
+    if (!is_first && at->second == end.epoch) {
+      add(Class::kVerdict, end.step,
+          "the end of an epoch is told twice: " + told({&life, nullptr, &end}));
+    }
+    at->second = end.epoch;
+  }
+}
+
 // Nothing may grow beyond the most that the first half of the run has seen.
 void Judge::judge_resources(const Life& life) {
   // The first counts still contain what a first view change brings once for all.
@@ -552,44 +577,6 @@ std::string Life::name() const {
 
 std::vector<Finding> judge(const Program& program, const std::vector<Life>& lives) {
   return Judge(program, lives).findings();
-}
-
-std::string story(const Program& program, const std::vector<Life>& lives) {
-  std::vector<std::pair<const Life*, const Record*>> all;
-  for (const Life& life : lives) {
-    const uint32_t count = life.journal->count.load(std::memory_order_acquire);
-    for (uint32_t i = 0; i < count; ++i) all.emplace_back(&life, &life.journal->records[i]);
-  }
-  std::stable_sort(all.begin(), all.end(),
-                   [](const auto& a, const auto& b) { return a.second->at_ns < b.second->at_ns; });
-  constexpr const char* kEntries[] = {"", "begins", "ended", "WRONG", "members", "counts", "done"};
-  std::string text = program.text() + "\n";
-  const uint64_t start_ns = all.empty() ? 0 : all.front().second->at_ns;
-  for (const auto& [life, record] : all) {
-    text += formatted("%10.3f ms  %s  step %u.%u c%u %s %s",
-                      static_cast<double>(record->at_ns - start_ns) / 1e6, life->name().c_str(),
-                      record->step, record->part, record->comm, name_of(record->what),
-                      kEntries[static_cast<uint32_t>(record->entry)]);
-    if (record->entry == Entry::kEnd) text += std::string(" ") + mep_result_string(record->result);
-    if (record->has_info) {
-      text += formatted(" epoch %" PRIu64 " seq %" PRIu64 " contributors %" PRIx64
-                        " failed %" PRIx64 " (%s)",
-                        record->epoch, record->seq, record->contributors, record->failed,
-                        mep_result_string(record->info_result));
-    }
-    if (record->entry == Entry::kMembers) text += formatted(" %" PRIx64, record->contributors);
-    if (record->digest != 0) text += formatted(" digest %" PRIx64, record->digest);
-    if (record->text[0] != '\0') text += std::string(" \"") + record->text + "\"";
-    text += "\n";
-  }
-  for (const Life& life : lives) {
-    text += life.name() +
-            (!life.ended      ? " had not ended"
-             : life.signalled ? formatted(" died of signal %d", life.status)
-                              : formatted(" ended with status %d", life.status)) +
-            "\n";
-  }
-  return text;
 }
 
 }  // namespace mep::programs

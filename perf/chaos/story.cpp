@@ -1,0 +1,48 @@
+// All that the ranks of a program wrote down, in words.
+#include <algorithm>
+#include <cinttypes>
+
+#include "formatted.hpp"
+#include "oracle.hpp"
+
+namespace mep::programs {
+
+std::string story(const Program& program, const std::vector<Life>& lives) {
+  std::vector<std::pair<const Life*, const Record*>> all;
+  for (const Life& life : lives) {
+    const uint32_t count = life.journal->count.load(std::memory_order_acquire);
+    for (uint32_t i = 0; i < count; ++i) all.emplace_back(&life, &life.journal->records[i]);
+  }
+  std::stable_sort(all.begin(), all.end(),
+                   [](const auto& a, const auto& b) { return a.second->at_ns < b.second->at_ns; });
+  constexpr const char* kEntries[] = {"", "begins", "ended", "WRONG", "members", "counts", "done"};
+  std::string text = program.text() + "\n";
+  const uint64_t start_ns = all.empty() ? 0 : all.front().second->at_ns;
+  for (const auto& [life, record] : all) {
+    text += formatted("%10.3f ms  %s  step %u.%u c%u %s %s",
+                      static_cast<double>(record->at_ns - start_ns) / 1e6, life->name().c_str(),
+                      record->step, record->part, record->comm, name_of(record->what),
+                      kEntries[static_cast<uint32_t>(record->entry)]);
+    if (record->entry == Entry::kEnd) text += std::string(" ") + mep_result_string(record->result);
+    if (record->has_info) {
+      text += formatted(" epoch %" PRIu64 " seq %" PRIu64 " contributors %" PRIx64
+                        " failed %" PRIx64 " (%s)",
+                        record->epoch, record->seq, record->contributors, record->failed,
+                        mep_result_string(record->info_result));
+    }
+    if (record->entry == Entry::kMembers) text += formatted(" %" PRIx64, record->contributors);
+    if (record->digest != 0) text += formatted(" digest %" PRIx64, record->digest);
+    if (record->text[0] != '\0') text += std::string(" \"") + record->text + "\"";
+    text += "\n";
+  }
+  for (const Life& life : lives) {
+    text += life.name() +
+            (!life.ended      ? " had not ended"
+             : life.signalled ? formatted(" died of signal %d", life.status)
+                              : formatted(" ended with status %d", life.status)) +
+            "\n";
+  }
+  return text;
+}
+
+}  // namespace mep::programs
