@@ -255,10 +255,13 @@ void Player::arm_faults(uint32_t step) {
   if (const Fault* fault = fault_of(step, FaultKind::kStop)) strike_in(fault->delay_us, SIGSTOP);
   if (const Fault* fault = fault_of(step, FaultKind::kKillClock))
     strike_in(fault->delay_us, SIGKILL);
-  if (const Fault* fault = fault_of(step, FaultKind::kKillAt))
-    (void)failpoint_arm(fault->point + "=kill");
-  if (const Fault* fault = fault_of(step, FaultKind::kStopAt))
-    (void)failpoint_arm(fault->point + "=stop");
+  for (const FaultKind kind : {FaultKind::kKillAt, FaultKind::kStopAt}) {
+    const Fault* fault = fault_of(step, kind);
+    if (fault == nullptr) continue;
+    const char* const action = kind == FaultKind::kKillAt ? "=kill" : "=stop";
+    if (failpoint_arm(fault->point + action) != MEP_SUCCESS)
+      wrong(What::kCall, 0, world_, mep_last_error());
+  }
   if (const Fault* fault = fault_of(step, FaultKind::kSlow)) strike_in(fault->delay_us, SIGSTOP);
 }
 
