@@ -16,7 +16,7 @@ ALLOWED = {
     "transport/verbs": ["base", "transport", "transport/gpu_queue"],
     "transport/cuda": ["base", "transport"],
     "transport/gpu_queue": ["base", "protocol", "transport"],
-    "kernels/host": ["base"],
+    "kernels/host": ["base", "protocol"],
     "kernels/cuda/device": ["protocol"],
     "kernels/cuda/coll": ["base", "protocol", "kernels/cuda/device"],
     "kernels/cuda/ep": ["base", "protocol", "transport/gpu_queue", "kernels/cuda/device"],

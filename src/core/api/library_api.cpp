@@ -1,6 +1,7 @@
 // Version, results and types.
 #include "base/status.hpp"
 #include "mep.h"
+#include "protocol/types.hpp"
 
 uint32_t mep_version(void) {
   return MEP_VERSION_MAJOR * 10000 + MEP_VERSION_MINOR * 100 + MEP_VERSION_PATCH;
@@ -45,27 +46,5 @@ const char* mep_result_string(mep_result_t result) {
 }
 
 size_t mep_dtype_size(mep_dtype_t dtype) {
-  switch (dtype) {
-    case MEP_INT8:
-    case MEP_UINT8:
-    case MEP_BOOL:
-    case MEP_FLOAT8_E4M3:
-    case MEP_FLOAT8_E5M2:
-      return 1;
-    case MEP_INT16:
-    case MEP_UINT16:
-    case MEP_FLOAT16:
-    case MEP_BFLOAT16:
-      return 2;
-    case MEP_INT32:
-    case MEP_UINT32:
-    case MEP_FLOAT32:
-      return 4;
-    case MEP_INT64:
-    case MEP_UINT64:
-    case MEP_FLOAT64:
-      return 8;
-    default:
-      return 0;
-  }
+  return mep::type_facts(dtype).bytes;
 }

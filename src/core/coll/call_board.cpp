@@ -1,7 +1,7 @@
 #include "core/coll/call_board.hpp"
 
 #include "protocol/signal_word.hpp"
-#include "protocol/type_names.hpp"
+#include "protocol/types.hpp"
 
 namespace mep {
 namespace {
@@ -38,7 +38,7 @@ std::string text_of_call(Collective kind, const CollectiveArgs& args) {
   if (facts.has_data()) {
     text += " of ";
     if (!facts.has_counts) text += std::to_string(args.count) + " ";
-    text += name_of_type(args.dtype);
+    text += type_facts(args.dtype).name;
   }
   if (facts.takes_op) text += std::string(" (") + name_of_operator(args.op) + ")";
   if (facts.is_rooted) text += " with root " + std::to_string(args.root);

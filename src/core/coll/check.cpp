@@ -3,7 +3,7 @@
 #include "base/status.hpp"
 #include "core/coll/collectives.hpp"
 #include "kernels/host/kernels.hpp"
-#include "protocol/type_names.hpp"
+#include "protocol/types.hpp"
 
 namespace mep {
 namespace {
@@ -41,7 +41,7 @@ mep_result_t check_operator(const CollectiveArgs& args) {
   }
   if (!reduce_supported(args.dtype, args.op)) {
     return fail(MEP_ERR_UNSUPPORTED, "there is no reduction with operator %s on type %s",
-                name_of_operator(args.op), name_of_type(args.dtype));
+                name_of_operator(args.op), type_facts(args.dtype).name);
   }
   return MEP_SUCCESS;
 }

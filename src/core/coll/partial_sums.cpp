@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/host/kernels.hpp"
+#include "protocol/types.hpp"
 
 namespace mep {
 namespace {
@@ -13,8 +14,8 @@ namespace {
 constexpr size_t kPiece = 1024;
 
 bool is_accumulated_wider(mep_dtype_t dtype) {
-  return dtype == MEP_FLOAT16 || dtype == MEP_BFLOAT16 || dtype == MEP_FLOAT8_E4M3 ||
-         dtype == MEP_FLOAT8_E5M2;
+  const TypeFacts facts = type_facts(dtype);
+  return facts.kind == TypeClass::kFloat && facts.bytes < sizeof(float);
 }
 
 // A partial average is a sum.

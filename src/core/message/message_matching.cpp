@@ -6,7 +6,7 @@
 #include "base/status.hpp"
 #include "base/test_delay.hpp"
 #include "core/message/messages.hpp"
-#include "protocol/type_names.hpp"
+#include "protocol/types.hpp"
 
 namespace mep {
 
@@ -138,7 +138,8 @@ bool Messages::accept(MessageOperation* operation, int32_t source, const Message
     (void)fail(MEP_ERR_MISMATCH,
                "the message of rank %d with tag %d has type %s, the receive has type %s; the "
                "message stays",
-               source, header.tag, name_of_type(header.dtype), name_of_type(operation->dtype));
+               source, header.tag, type_facts(header.dtype).name,
+               type_facts(operation->dtype).name);
     end(operation, MEP_ERR_MISMATCH, last_error_text());
     return false;
   }

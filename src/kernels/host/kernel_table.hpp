@@ -17,8 +17,8 @@ using DequantizeFunction = void (*)(const uint8_t* q, const void* scales, size_t
 using CombineFunction = void (*)(void* out, const void* const* rows, const float* weights,
                                  size_t n_rows, size_t hidden, bool non_temporal);
 
-inline constexpr size_t kDtypeSlots = 16;  // indexed by mep_dtype_t; NULL where there is no kernel
-inline constexpr size_t kOpSlots = 9;      // indexed by mep_op_t
+inline constexpr size_t kDtypeSlots = kTypeSlots;  // indexed by mep_dtype_t; NULL: no kernel
+inline constexpr size_t kOpSlots = MEP_XOR + 1;    // indexed by mep_op_t
 
 struct KernelTable {
   ReduceFunction reduce[kDtypeSlots][kOpSlots];

@@ -63,9 +63,12 @@ class FloatMode {
 #endif
 };
 
-template <class Function>
-Function at(const Function (&row)[kDtypeSlots], mep_dtype_t dtype) {
-  return dtype < kDtypeSlots ? row[dtype] : nullptr;
+// Nothing where the type has no such kernel.
+template <class Function, class... Arguments>
+void run(const Function (&row)[kDtypeSlots], mep_dtype_t dtype, Arguments... arguments) {
+  if (dtype >= kDtypeSlots || row[dtype] == nullptr) return;
+  const FloatMode mode;
+  row[dtype](arguments...);
 }
 
 }  // namespace
@@ -78,50 +81,36 @@ void reduce_rows(mep_dtype_t dtype, mep_op_t op, void* out, const void* const* i
 }
 
 void convert_to_f32(mep_dtype_t dtype, const void* in, float* out, size_t count) {
-  const FloatMode mode;
-  const ToF32Function kernel = at(active_kernels().to_f32, dtype);
-  if (kernel != nullptr) kernel(in, out, count);
+  run(active_kernels().to_f32, dtype, in, out, count);
 }
 
 void convert_from_f32(mep_dtype_t dtype, const float* in, void* out, size_t count) {
-  const FloatMode mode;
-  const FromF32Function kernel = at(active_kernels().from_f32, dtype);
-  if (kernel != nullptr) kernel(in, out, count);
+  run(active_kernels().from_f32, dtype, in, out, count);
 }
 
 void quantize_e4m3_row(mep_dtype_t dtype, const void* x, size_t hidden, uint8_t* q, float* scales,
                        bool non_temporal) {
-  const FloatMode mode;
-  const QuantizeFunction kernel = at(active_kernels().quantize, dtype);
-  if (kernel != nullptr) kernel(x, hidden, q, scales, non_temporal);
+  run(active_kernels().quantize, dtype, x, hidden, q, scales, non_temporal);
 }
 
 void quantize_e4m3_ue8m0_row(mep_dtype_t dtype, const void* x, size_t hidden, uint8_t* q,
                              uint8_t* scales, bool non_temporal) {
-  const FloatMode mode;
-  const QuantizeFunction kernel = at(active_kernels().quantize_ue8m0, dtype);
-  if (kernel != nullptr) kernel(x, hidden, q, scales, non_temporal);
+  run(active_kernels().quantize_ue8m0, dtype, x, hidden, q, scales, non_temporal);
 }
 
 void dequantize_e4m3_row(mep_dtype_t dtype, const uint8_t* q, const float* scales, size_t hidden,
                          void* out) {
-  const FloatMode mode;
-  const DequantizeFunction kernel = at(active_kernels().dequantize, dtype);
-  if (kernel != nullptr) kernel(q, scales, hidden, out);
+  run(active_kernels().dequantize, dtype, q, scales, hidden, out);
 }
 
 void dequantize_e4m3_ue8m0_row(mep_dtype_t dtype, const uint8_t* q, const uint8_t* scales,
                                size_t hidden, void* out) {
-  const FloatMode mode;
-  const DequantizeFunction kernel = at(active_kernels().dequantize_ue8m0, dtype);
-  if (kernel != nullptr) kernel(q, scales, hidden, out);
+  run(active_kernels().dequantize_ue8m0, dtype, q, scales, hidden, out);
 }
 
 void combine_rows(mep_dtype_t dtype, void* out, const void* const* rows, const float* weights,
                   size_t n_rows, size_t hidden, bool non_temporal) {
-  const FloatMode mode;
-  const CombineFunction kernel = at(active_kernels().combine, dtype);
-  if (kernel != nullptr) kernel(out, rows, weights, n_rows, hidden, non_temporal);
+  run(active_kernels().combine, dtype, out, rows, weights, n_rows, hidden, non_temporal);
 }
 
 void copy_row(void* destination, const void* source, size_t bytes, bool non_temporal) {

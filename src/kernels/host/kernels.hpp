@@ -21,6 +21,7 @@
 #include <cstdint>
 
 #include "mep.h"
+#include "protocol/types.hpp"
 
 namespace mep {
 
@@ -41,10 +42,11 @@ constexpr bool is_float16_or_32(mep_dtype_t dtype) {
 constexpr bool reduce_supported(mep_dtype_t dtype, mep_op_t op) {
   constexpr unsigned kArithmetic = 1u << MEP_SUM | 1u << MEP_PROD | 1u << MEP_MIN | 1u << MEP_MAX;
   constexpr unsigned kLogical = 1u << MEP_AND | 1u << MEP_OR | 1u << MEP_XOR;
-  if (dtype < MEP_INT8 || dtype > MEP_FLOAT8_E5M2 || op < MEP_SUM || op > MEP_XOR) return false;
+  const TypeClass kind = type_facts(dtype).kind;
+  if (kind == TypeClass::kNone || op < MEP_SUM || op > MEP_XOR) return false;
   unsigned ops = kArithmetic | 1u << MEP_AVG;
-  if (dtype <= MEP_UINT64) ops = kArithmetic | kLogical;
-  if (dtype == MEP_BOOL) ops = kLogical | 1u << MEP_MIN | 1u << MEP_MAX;
+  if (kind == TypeClass::kInteger) ops = kArithmetic | kLogical;
+  if (kind == TypeClass::kBool) ops = kLogical | 1u << MEP_MIN | 1u << MEP_MAX;
   return (ops >> op & 1u) != 0;
 }
 

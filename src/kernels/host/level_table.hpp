@@ -2,6 +2,8 @@
 // purpose: nothing compiled for AVX may run while the library is loaded.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/host/generic_reduce.hpp"
 #include "kernels/host/generic_rows.hpp"
 #include "kernels/host/kernel_table.hpp"
@@ -9,70 +11,60 @@
 namespace mep {
 namespace {
 
+// The arithmetics of types.def.
 template <class F, class Math>
-constexpr void set_arithmetic(KernelTable* table, mep_dtype_t dtype) {
-  table->reduce[dtype][MEP_SUM] = reduce<F, SumOp<Math>>;
-  table->reduce[dtype][MEP_PROD] = reduce<F, ProductOp<Math>>;
-  table->reduce[dtype][MEP_MIN] = reduce<F, MinOp<Math>>;
-  table->reduce[dtype][MEP_MAX] = reduce<F, MaxOp<Math>>;
-}
-
-template <class F, class Math>
-constexpr void set_logical(KernelTable* table, mep_dtype_t dtype) {
-  table->reduce[dtype][MEP_AND] = reduce<F, AndOp<Math>>;
-  table->reduce[dtype][MEP_OR] = reduce<F, OrOp<Math>>;
-  table->reduce[dtype][MEP_XOR] = reduce<F, XorOp<Math>>;
-}
-
+struct Arithmetic {};
 template <class T>
-constexpr void set_integer(KernelTable* table, mep_dtype_t dtype) {
-  set_arithmetic<IntegerFormat<T>, IntegerMath<T>>(table, dtype);
-  set_logical<IntegerFormat<T>, IntegerMath<T>>(table, dtype);
-}
-
-template <class F, class Math>
-constexpr void set_floating(KernelTable* table, mep_dtype_t dtype) {
-  set_arithmetic<F, Math>(table, dtype);
-  table->reduce[dtype][MEP_AVG] = reduce<F, AverageOp<Math>>;
-}
-
-// float32 and all that is computed in it.
+using Whole = Arithmetic<IntegerFormat<T>, IntegerMath<T>>;
+using Truth = Arithmetic<BoolFormat, IntegerMath<uint8_t>>;
 template <class F>
-constexpr void set_float32_based(KernelTable* table, mep_dtype_t dtype) {
-  set_floating<F, FloatMath<float, int32_t>>(table, dtype);
-  table->to_f32[dtype] = to_f32<F>;
-  table->from_f32[dtype] = from_f32<F>;
-}
+using InFloat32 = Arithmetic<F, FloatMath<float, int32_t>>;
+using Float16 = InFloat32<Float16Format>;
+using Bfloat16 = InFloat32<Bfloat16Format>;
+using Float32 = InFloat32<Float32Format>;
+using Float64 = Arithmetic<NativeFloatFormat<double>, FloatMath<double, int64_t>>;
+using Float8E4M3 = InFloat32<Float8Format<E4M3Format>>;
+using Float8E5M2 = InFloat32<Float8Format<E5M2Format>>;
 
-template <class F>
-constexpr void set_token_type(KernelTable* table, mep_dtype_t dtype) {
-  set_float32_based<F>(table, dtype);
-  table->quantize[dtype] = quantize<F, FloatScale>;
-  table->quantize_ue8m0[dtype] = quantize<F, Ue8m0Scale>;
-  table->dequantize[dtype] = dequantize<F, FloatScale>;
-  table->dequantize_ue8m0[dtype] = dequantize<F, Ue8m0Scale>;
-  table->combine[dtype] = combine<F>;
+template <mep_dtype_t kDtype, class F, class Math>
+constexpr void set_type(KernelTable* table, Arithmetic<F, Math>) {
+  constexpr TypeClass kClass = type_facts(kDtype).kind;
+  ReduceFunction* const row = table->reduce[kDtype];
+  if constexpr (kClass == TypeClass::kFloat) {
+    row[MEP_AVG] = reduce<F, AverageOp<Math>>;
+  } else {
+    row[MEP_AND] = reduce<F, AndOp<Math>>;
+    row[MEP_OR] = reduce<F, OrOp<Math>>;
+    row[MEP_XOR] = reduce<F, XorOp<Math>>;
+  }
+  if constexpr (kClass == TypeClass::kBool) {
+    row[MEP_MIN] = row[MEP_AND];
+    row[MEP_MAX] = row[MEP_OR];
+  } else {
+    row[MEP_SUM] = reduce<F, SumOp<Math>>;
+    row[MEP_PROD] = reduce<F, ProductOp<Math>>;
+    row[MEP_MIN] = reduce<F, MinOp<Math>>;
+    row[MEP_MAX] = reduce<F, MaxOp<Math>>;
+  }
+  if constexpr (std::is_same_v<Arithmetic<F, Math>, InFloat32<F>>) {
+    table->to_f32[kDtype] = to_f32<F>;
+    table->from_f32[kDtype] = from_f32<F>;
+  }
+  if constexpr (is_float16_or_32(kDtype)) {
+    table->quantize[kDtype] = quantize<F, FloatScale>;
+    table->quantize_ue8m0[kDtype] = quantize<F, Ue8m0Scale>;
+    table->dequantize[kDtype] = dequantize<F, FloatScale>;
+    table->dequantize_ue8m0[kDtype] = dequantize<F, Ue8m0Scale>;
+    table->combine[kDtype] = combine<F>;
+  }
 }
 
 constexpr KernelTable make_kernel_table() {
   KernelTable table{};
-  set_integer<int8_t>(&table, MEP_INT8);
-  set_integer<uint8_t>(&table, MEP_UINT8);
-  set_integer<int16_t>(&table, MEP_INT16);
-  set_integer<uint16_t>(&table, MEP_UINT16);
-  set_integer<int32_t>(&table, MEP_INT32);
-  set_integer<uint32_t>(&table, MEP_UINT32);
-  set_integer<int64_t>(&table, MEP_INT64);
-  set_integer<uint64_t>(&table, MEP_UINT64);
-  set_token_type<Float16Format>(&table, MEP_FLOAT16);
-  set_token_type<Bfloat16Format>(&table, MEP_BFLOAT16);
-  set_token_type<Float32Format>(&table, MEP_FLOAT32);
-  set_floating<NativeFloatFormat<double>, FloatMath<double, int64_t>>(&table, MEP_FLOAT64);
-  set_float32_based<Float8Format<E4M3Format>>(&table, MEP_FLOAT8_E4M3);
-  set_float32_based<Float8Format<E5M2Format>>(&table, MEP_FLOAT8_E5M2);
-  set_logical<BoolFormat, IntegerMath<uint8_t>>(&table, MEP_BOOL);
-  table.reduce[MEP_BOOL][MEP_MIN] = table.reduce[MEP_BOOL][MEP_AND];
-  table.reduce[MEP_BOOL][MEP_MAX] = table.reduce[MEP_BOOL][MEP_OR];
+#define MEP_SET(with, number, constant, kind, element, arithmetic, ...) \
+  set_type<MEP_##constant>(&table, arithmetic());
+  MEP_TYPES(MEP_SET, )
+#undef MEP_SET
   table.copy_past_caches = copy_past_caches;
   return table;
 }

@@ -1,27 +1,15 @@
-// Allreduce and reduce of one type, in their three forms; and the one list of types.
+// Allreduce and reduce of one type, in their three forms.
 #pragma once
 
 #include "kernels/cuda/coll/arith.cuh"
 #include "kernels/cuda/coll/copy.cuh"
 #include "kernels/cuda/coll/run.cuh"
+#include "protocol/types.hpp"
 
 // X(mep type, arithmetic)
-#define MEP_REDUCE_TYPES(X)      \
-  X(MEP_INT8, Whole<int8_t>)     \
-  X(MEP_UINT8, Whole<uint8_t>)   \
-  X(MEP_INT16, Whole<int16_t>)   \
-  X(MEP_UINT16, Whole<uint16_t>) \
-  X(MEP_INT32, Whole<int32_t>)   \
-  X(MEP_UINT32, Whole<uint32_t>) \
-  X(MEP_INT64, Whole<int64_t>)   \
-  X(MEP_UINT64, Whole<uint64_t>) \
-  X(MEP_FLOAT16, Float16)        \
-  X(MEP_BFLOAT16, Bfloat16)      \
-  X(MEP_FLOAT32, Float32)        \
-  X(MEP_FLOAT64, Float64)        \
-  X(MEP_BOOL, Truth)             \
-  X(MEP_FLOAT8_E4M3, Float8E4M3) \
-  X(MEP_FLOAT8_E5M2, Float8E5M2)
+#define MEP_REDUCE_TYPE(X, number, constant, kind, element, arithmetic, ...) \
+  X(MEP_##constant, arithmetic)
+#define MEP_REDUCE_TYPES(X) MEP_TYPES(MEP_REDUCE_TYPE, X)
 
 namespace mep::device {
 

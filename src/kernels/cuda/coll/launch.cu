@@ -69,7 +69,7 @@ mep_result_t each_kernel(Visit&& visit) {
   MEP_TRY(visit(short_blocks_kernel()));
   MEP_TRY(visit(blocks_kernel()));
   MEP_TRY(visit(long_broadcast_kernel()));
-  for (mep_dtype_t dtype = MEP_INT8; dtype <= MEP_FLOAT8_E5M2; ++dtype) {
+  for (mep_dtype_t dtype = MEP_INT8; dtype < kTypeSlots; ++dtype) {
     MEP_TRY(visit(short_reduce_kernel(dtype)));
     MEP_TRY(visit(one_shot_kernel(dtype)));
     MEP_TRY(visit(two_shot_kernel(dtype)));
