@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
-"""Writes the functions of the collectives from the table of operations: make_bindings.py [--check].
+"""Writes what the bindings have of the tables of operations and of types: make_bindings.py [--check].
 
 From src/protocol/operations.def come
   src/core/api/collective_calls.cpp           the C functions, mep_NAME and mep_iNAME
   bindings/python/mep/_collectives.py         prototypes for ctypes
   bindings/fortran/mep_collectives_c.f90      interfaces of the C functions
   bindings/fortran/mep_collectives.f90        their Fortran forms
+and from src/protocol/types.def
+  bindings/python/mep/_type_numbers.py        constants, names, sizes and what NumPy and DLPack call them
+  bindings/python/mep/torch/csrc/types.inc    PyTorch's types
+  bindings/fortran/mep_types.f90              the constants, between two comments
 
 --check writes nothing and fails when one of them is not what would be written. Tests compare them with mep.h.
 """
@@ -15,6 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "src/protocol/operations.def"
+TYPES = ROOT / "src/protocol/types.def"
+TYPE_COLUMNS = ("number", "constant", "class", "element", "arithmetic", "name", "short", "numpy", "dlpack", "torch")
 COLUMNS = ("name", "class", "takes", "send", "receive", "forms", "backends")
 # The parameters that `takes` stands for, in the order of C, before comm.
 TAKES = {
@@ -51,6 +57,19 @@ def operations():
         for column, values in VALUES.items():
             if row[column] not in values:
                 sys.exit(f"{TABLE}: {row['name']}: {column} is {row[column]}; there are {', '.join(sorted(values))}")
+        found.append(row)
+    return found
+
+
+def types():
+    """The lines of the table of types as dictionaries, with the bytes of each."""
+    found = []
+    for line in re.findall(r"^  X\(with, (.*)\)", TYPES.read_text(), re.M):
+        words = [word.strip() for word in line.split(",")]
+        if len(words) != len(TYPE_COLUMNS):
+            sys.exit(f"{TYPES}: {line}: {len(words)} columns, not {len(TYPE_COLUMNS)}")
+        row = dict(zip(TYPE_COLUMNS, words))
+        row["bytes"] = {"float": 4, "double": 8}.get(row["element"]) or int(re.sub(r"\D", "", row["element"])) // 8
         found.append(row)
     return found
 
@@ -135,6 +154,30 @@ def python_text(rows):
         head = f'    "mep_{name}": (c_int32, ['
         lines += wrapped(head, [CTYPES[each] for each in parameters], "]),", len(head), 100)
     return "\n".join(lines + ["}", ""])
+
+
+def python_types_text(rows):
+    lines = ['"""The types of mep.h. Made by bindings/make_bindings.py from the table of types; do not edit."""']
+    lines += [f"MEP_{row['constant']} = {row['number']}" for row in rows]
+
+    def table(head, entries):
+        return ["", head] + wrapped("    ", entries, "", 4, 100) + ["}"]
+
+    lines += table("NUMBERS = {", [f'"{name}": MEP_{row["constant"]}' for row in rows
+                                   for name in dict.fromkeys((row["name"], row["numpy"])) if name != "none"])
+    lines += table("SIZES = {", [f"{row['number']}: {row['bytes']}" for row in rows])
+    raw = [row for row in rows if row["numpy"] != "none"]
+    lines += table("RAW = {  # types that NumPy lacks, and the unsigned integers that may hold them",
+                   [f'MEP_{row["constant"]}: ("{row["numpy"]}", "uint{8 * row["bytes"]}")' for row in raw])
+    lines += table("DLPACK = {  # (type code, bits) of DLPack",
+                   [f"({row['dlpack']}, {8 * row['bytes']}): {row['number']}" for row in rows if row["dlpack"] != "none"])
+    return "\n".join(lines + [""])
+
+
+def torch_types_text(rows):
+    lines = ["// at::ScalarType of each type. Made by bindings/make_bindings.py from the table of types; do not edit."]
+    lines += [f"MEP_TORCH_TYPE({row['torch']}, MEP_{row['constant']})" for row in rows if row["torch"] != "none"]
+    return "\n".join(lines + [""])
 
 
 # --- Fortran ----------------------------------------------------------------------------------------
@@ -262,14 +305,25 @@ def fortran_text(rows):
     return "\n".join(lines + ["", "contains", ""] + bodies[:-1] + ["end module mep_collectives", ""])
 
 
+def fortran_types_text(rows):
+    """The file as it is, with the constants between the two comments replaced."""
+    begin, end = "  ! Made by bindings/make_bindings.py from the table of types; do not edit.\n", "  ! End of what is made.\n"
+    before, rest = (ROOT / "bindings/fortran/mep_types.f90").read_text().split(begin)
+    lines = [f"  integer(c_int32_t), parameter, public :: MEP_{row['constant']} = {row['number']}\n" for row in rows]
+    return before + begin + "".join(lines) + end + rest.split(end)[1]
+
+
 def main():
-    rows = operations()
+    rows, kinds = operations(), types()
     check = "--check" in sys.argv[1:]
     stale = []
     for path, text in (("src/core/api/collective_calls.cpp", c_text(rows)),
                        ("bindings/python/mep/_collectives.py", python_text(rows)),
                        ("bindings/fortran/mep_collectives_c.f90", fortran_c_text(rows)),
-                       ("bindings/fortran/mep_collectives.f90", fortran_text(rows))):
+                       ("bindings/fortran/mep_collectives.f90", fortran_text(rows)),
+                       ("bindings/python/mep/_type_numbers.py", python_types_text(kinds)),
+                       ("bindings/python/mep/torch/csrc/types.inc", torch_types_text(kinds)),
+                       ("bindings/fortran/mep_types.f90", fortran_types_text(kinds))):
         file = ROOT / path
         if file.exists() and file.read_text() == text:
             continue
@@ -278,7 +332,7 @@ def main():
             file.write_text(text)
             print(f"wrote {path}")
     if check and stale:
-        sys.exit(f"run bindings/make_bindings.py: {', '.join(stale)} differ from the table of operations")
+        sys.exit(f"run bindings/make_bindings.py: {', '.join(stale)} differ from the tables")
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ module mep_types
   integer(c_int32_t), parameter, public :: MEP_ERR_NOT_FOUND = -20
   integer(c_int32_t), parameter, public :: MEP_ERR_DEVICE = -21
 
+  ! Made by bindings/make_bindings.py from the table of types; do not edit.
   integer(c_int32_t), parameter, public :: MEP_INT8 = 1
   integer(c_int32_t), parameter, public :: MEP_UINT8 = 2
   integer(c_int32_t), parameter, public :: MEP_INT16 = 3
@@ -49,6 +50,7 @@ module mep_types
   integer(c_int32_t), parameter, public :: MEP_BOOL = 13
   integer(c_int32_t), parameter, public :: MEP_FLOAT8_E4M3 = 14
   integer(c_int32_t), parameter, public :: MEP_FLOAT8_E5M2 = 15
+  ! End of what is made.
 
   integer(c_int32_t), parameter, public :: MEP_SUM = 1
   integer(c_int32_t), parameter, public :: MEP_PROD = 2

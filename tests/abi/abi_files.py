@@ -1,13 +1,14 @@
-"""Shared by the ABI's scripts: the reader of mep.h, and the literal table of layout_table.h."""
+"""Shared by the ABI's scripts: the reader of mep.h, and the literal table of layout_table.h and types.def."""
 import re
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.dont_write_bytecode = True
-sys.path.insert(0, str(ROOT / "docs"))
+sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "bindings")]
 
 from make_api import Header  # noqa: E402
+from make_bindings import types  # noqa: E402
 
 
 def header():
@@ -19,8 +20,9 @@ class Table:
 
     def __init__(self):
         text = re.sub(r"/\*.*?\*/", "", (ROOT / "tests/abi/layout_table.h").read_text(), flags=re.S)
-        self.constants, self.structs, self.fields = {}, {}, {}
-        for kind, arguments in re.findall(r"(CONSTANT|STRUCT|FIELD)\(([^)]*)\)", text):
+        self.constants = {"MEP_" + row["constant"]: int(row["number"]) for row in types()}
+        self.structs, self.fields = {}, {}
+        for kind, arguments in re.findall(r"(?m)^(CONSTANT|STRUCT|FIELD)\(([^)]*)\)", text):
             words = [word.strip() for word in arguments.split(",")]
             if kind == "CONSTANT":
                 self.constants[words[0]] = int(words[1])

@@ -26,11 +26,13 @@ static void results_have_names(void** state) {
 
 static void types_have_sizes(void** state) {
   (void)state;
+  /* Written out: a width that has been released never changes. */
   static const size_t kSizes[] = {0, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 1, 1, 1};
   for (uint32_t dtype = 0; dtype < 16; ++dtype) {
     assert_int_equal(mep_dtype_size(dtype), kSizes[dtype]);
   }
-  assert_int_equal(mep_dtype_size(16), 0);
+#define MEP_AND_ONE(...) +1
+  assert_int_equal(mep_dtype_size(1 MEP_TYPES(MEP_AND_ONE, )), 0);
   assert_int_equal(mep_dtype_size(UINT32_MAX), 0);
 }
 

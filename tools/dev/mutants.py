@@ -89,8 +89,8 @@ MUTANTS = [
            "return sum / static_cast<T>(divisor);", "return sum / static_cast<T>(divisor + 1);"),
     Mutant("host kernel: the maximum of zeros has the sign of the minimum", "src/kernels/host/generic_reduce.hpp",
            "as<V>(as<Bits>(one) & as<Bits>(other))", "as<V>(as<Bits>(one) | as<Bits>(other))"),
-    Mutant("Python: a wrong type of MEP for a type of NumPy", "bindings/python/mep/_buffers.py",
-           '"float64": _abi.MEP_FLOAT64', '"float64": _abi.MEP_INT64'),
+    Mutant("Python: a wrong type of MEP for a type of NumPy", "bindings/python/mep/_type_numbers.py",
+           '"float64": MEP_FLOAT64', '"float64": MEP_INT64'),
     Mutant("Python: an error is taken for a success", "bindings/python/mep/_call.py",
            "    if result < 0:\n        raise error(result, last_error())\n", ""),
 ]

@@ -11,6 +11,7 @@ from ctypes import (CFUNCTYPE, POINTER, Structure, c_char_p, c_int, c_int32, c_s
 from pathlib import Path
 
 from ._collectives import COLLECTIVES
+from ._type_numbers import *  # noqa: F403 - the types, MEP_INT8 and so on
 
 MEP_VERSION_MAJOR = 0
 MEP_VERSION_MINOR = 2
@@ -39,22 +40,6 @@ MEP_ERR_VERSION = -18
 MEP_ERR_CAPACITY = -19
 MEP_ERR_NOT_FOUND = -20
 MEP_ERR_DEVICE = -21
-
-MEP_INT8 = 1
-MEP_UINT8 = 2
-MEP_INT16 = 3
-MEP_UINT16 = 4
-MEP_INT32 = 5
-MEP_UINT32 = 6
-MEP_INT64 = 7
-MEP_UINT64 = 8
-MEP_FLOAT16 = 9
-MEP_BFLOAT16 = 10
-MEP_FLOAT32 = 11
-MEP_FLOAT64 = 12
-MEP_BOOL = 13
-MEP_FLOAT8_E4M3 = 14
-MEP_FLOAT8_E5M2 = 15
 
 MEP_SUM = 1
 MEP_PROD = 2

@@ -11,38 +11,23 @@ import numpy
 
 from . import _abi
 from ._call import address_argument, lib, size_argument, uint32_argument
+from ._type_numbers import DLPACK as _DLPACK
+from ._type_numbers import NUMBERS, RAW
+from ._type_numbers import SIZES as _SIZES
 
 try:  # bfloat16 and 8-bit floats as NumPy types; without it they are uint16 and uint8
     import ml_dtypes as _ml_dtypes  # pyright: ignore[reportMissingImports] - it may be missing
 except ImportError:
     _ml_dtypes = None
 
-NUMBERS = {
-    "int8": _abi.MEP_INT8, "uint8": _abi.MEP_UINT8, "int16": _abi.MEP_INT16,
-    "uint16": _abi.MEP_UINT16, "int32": _abi.MEP_INT32, "uint32": _abi.MEP_UINT32,
-    "int64": _abi.MEP_INT64, "uint64": _abi.MEP_UINT64, "float16": _abi.MEP_FLOAT16,
-    "bfloat16": _abi.MEP_BFLOAT16, "float32": _abi.MEP_FLOAT32, "float64": _abi.MEP_FLOAT64,
-    "bool": _abi.MEP_BOOL, "float8_e4m3": _abi.MEP_FLOAT8_E4M3,
-    "float8_e4m3fn": _abi.MEP_FLOAT8_E4M3, "float8_e5m2": _abi.MEP_FLOAT8_E5M2,
-}
-_SIZES = {1: 1, 2: 1, 3: 2, 4: 2, 5: 4, 6: 4, 7: 8, 8: 8, 9: 2, 10: 2, 11: 4, 12: 8, 13: 1, 14: 1, 15: 1}
 TYPE_ARGUMENTS = {number: uint32_argument(number) for number in _SIZES}
-RAW = {  # types that NumPy lacks, and the unsigned integers that may hold them
-    _abi.MEP_BFLOAT16: ("bfloat16", "uint16"),
-    _abi.MEP_FLOAT8_E4M3: ("float8_e4m3fn", "uint8"),
-    _abi.MEP_FLOAT8_E5M2: ("float8_e5m2", "uint8"),
-}
-_DLPACK = {  # (type code, bits) of DLPack
-    (0, 8): 1, (1, 8): 2, (0, 16): 3, (1, 16): 4, (0, 32): 5, (1, 32): 6, (0, 64): 7, (1, 64): 8,
-    (2, 16): 9, (4, 16): 10, (2, 32): 11, (2, 64): 12, (6, 8): 13, (10, 8): 14, (12, 8): 15,
-}
 
 
 # Types of the other byte order are other keys.
 _OF_NUMPY: "Dict[numpy.dtype, int]" = {
     numpy.dtype(name): number for name, number in NUMBERS.items() if number not in RAW}
-if _ml_dtypes is not None:
-    _OF_NUMPY.update({numpy.dtype(getattr(_ml_dtypes, name)): number for number, (name, _) in RAW.items()})
+_OF_NUMPY.update({numpy.dtype(getattr(_ml_dtypes, name)): number for number, (name, _) in RAW.items()
+                  if hasattr(_ml_dtypes, name)})
 
 
 def dtype_number(dtype: Any) -> int:
@@ -75,7 +60,7 @@ def numpy_dtype(number: int) -> numpy.dtype:
     """The NumPy type for a MEP type; what NumPy lacks is ml_dtypes' type or an unsigned integer."""
     if number in RAW:
         name, raw = RAW[number]
-        return numpy.dtype(getattr(_ml_dtypes, name) if _ml_dtypes else raw)
+        return numpy.dtype(getattr(_ml_dtypes, name, raw))
     return numpy.dtype(next(name for name, value in NUMBERS.items() if value == number))
 
 

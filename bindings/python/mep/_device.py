@@ -4,13 +4,12 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Optional
 
-from . import _abi
-from ._buffers import _DLPACK, _DLTensor, dtype_name, numpy_dtype
+from ._buffers import _DLPACK, RAW, _DLTensor, dtype_name, numpy_dtype
 
 _KDL_CUDA = 2
 _DLPACK_TYPE = {number: code_and_bits for code_and_bits, number in _DLPACK.items()}
 # Types that the protocol of __cuda_array_interface__ has no name for.
-_UNNAMED = (_abi.MEP_BFLOAT16, _abi.MEP_FLOAT8_E4M3, _abi.MEP_FLOAT8_E5M2)
+_UNNAMED = tuple(RAW)
 
 
 class _DLManagedTensor(ctypes.Structure):

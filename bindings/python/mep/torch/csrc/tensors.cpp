@@ -10,36 +10,11 @@ namespace {
 // 0: MEP has no name for it.
 mep_dtype_t dtype_of(at::ScalarType type) {
   switch (type) {
-    case at::kChar:
-      return MEP_INT8;
-    case at::kByte:
-      return MEP_UINT8;
-    case at::kShort:
-      return MEP_INT16;
-    case at::kUInt16:
-      return MEP_UINT16;
-    case at::kInt:
-      return MEP_INT32;
-    case at::kUInt32:
-      return MEP_UINT32;
-    case at::kLong:
-      return MEP_INT64;
-    case at::kUInt64:
-      return MEP_UINT64;
-    case at::kHalf:
-      return MEP_FLOAT16;
-    case at::kBFloat16:
-      return MEP_BFLOAT16;
-    case at::kFloat:
-      return MEP_FLOAT32;
-    case at::kDouble:
-      return MEP_FLOAT64;
-    case at::kBool:
-      return MEP_BOOL;
-    case at::kFloat8_e4m3fn:
-      return MEP_FLOAT8_E4M3;
-    case at::kFloat8_e5m2:
-      return MEP_FLOAT8_E5M2;
+#define MEP_TORCH_TYPE(torch, mep) \
+  case at::torch:                  \
+    return mep;
+#include "types.inc"
+#undef MEP_TORCH_TYPE
     default:  // PyTorch adds types with every version
       return 0;
   }
