@@ -3,19 +3,17 @@
 #include "collective_check.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "minifloat.hpp"
+#include "support/type_reference.hpp"
 
 namespace mep::perf {
 namespace {
 
 constexpr uint8_t kPoison = 0xa5;
-
-bool is_floating(mep_dtype_t dtype) {
-  return dtype == MEP_FLOAT16 || dtype == MEP_BFLOAT16 || dtype == MEP_FLOAT32 ||
-         dtype == MEP_FLOAT64 || dtype == MEP_FLOAT8_E4M3 || dtype == MEP_FLOAT8_E5M2;
-}
 
 // 0 .. 127 for bit operations, 0 or 1 for bool, 1 .. 3 otherwise (few factors 2 in a product, so
 // that it stays in range of every type).
@@ -56,33 +54,24 @@ int64_t combine(mep_op_t reduction, int64_t left, int64_t right) {
   }
 }
 
+FloatFormat small_format(mep_dtype_t dtype) {
+  const mep_reference::FloatFormat format = mep_reference::float_format(dtype);
+  const int exponent_bits = format.bits - 1 - format.mantissa;
+  // All ones but the last place are the largest value where all ones are NaN.
+  const double fraction = std::ldexp(format.infinities ? 1 : 2, -format.mantissa);
+  const double largest = std::ldexp(2 - fraction, format.bias + (format.infinities ? 0 : 1));
+  return {exponent_bits, format.mantissa, largest, format.infinities};
+}
+
 // The element's bits, low bytes first.
 uint64_t encode_float_type(mep_dtype_t dtype, double value) {
-  switch (dtype) {
-    case MEP_FLOAT16:
-      return encode_float(kFloat16, value);
-    case MEP_BFLOAT16:
-      return encode_float(kBfloat16, value);
-    case MEP_FLOAT8_E4M3:
-      return encode_float(kE4m3, value);
-    case MEP_FLOAT8_E5M2:
-      return encode_float(kE5m2, value);
-    case MEP_FLOAT32: {
-      const auto narrow = static_cast<float>(value);
-      uint32_t bits = 0;
-      std::memcpy(&bits, &narrow, sizeof bits);
-      return bits;
-    }
-    default: {
-      uint64_t bits = 0;
-      std::memcpy(&bits, &value, sizeof bits);
-      return bits;
-    }
-  }
+  if (dtype == MEP_FLOAT64) return std::bit_cast<uint64_t>(value);
+  if (dtype == MEP_FLOAT32) return std::bit_cast<uint32_t>(static_cast<float>(value));
+  return encode_float(small_format(dtype), value);
 }
 
 uint64_t encode(mep_dtype_t dtype, int64_t value) {
-  if (is_floating(dtype)) return encode_float_type(dtype, static_cast<double>(value));
+  if (mep_reference::is_float(dtype)) return encode_float_type(dtype, static_cast<double>(value));
   return static_cast<uint64_t>(value);
 }
 

@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <span>
 
+#include "protocol/types.def"
+
 namespace mep::perf {
 namespace {
 
@@ -12,16 +14,17 @@ struct Name {
   uint32_t value;
 };
 
-// The first entry of a value is its printed name, the others are accepted too.
 constexpr Name kTypes[] = {
-    {"int8", MEP_INT8},         {"uint8", MEP_UINT8},      {"int16", MEP_INT16},
-    {"uint16", MEP_UINT16},     {"int32", MEP_INT32},      {"uint32", MEP_UINT32},
-    {"int64", MEP_INT64},       {"uint64", MEP_UINT64},    {"float16", MEP_FLOAT16},
-    {"bfloat16", MEP_BFLOAT16}, {"float32", MEP_FLOAT32},  {"float64", MEP_FLOAT64},
-    {"bool", MEP_BOOL},         {"e4m3", MEP_FLOAT8_E4M3}, {"e5m2", MEP_FLOAT8_E5M2},
-    {"f16", MEP_FLOAT16},       {"half", MEP_FLOAT16},     {"bf16", MEP_BFLOAT16},
-    {"f32", MEP_FLOAT32},       {"float", MEP_FLOAT32},    {"f64", MEP_FLOAT64},
-    {"double", MEP_FLOAT64},    {"fp8", MEP_FLOAT8_E4M3},
+#define MEP_TYPE_NAME(with, number, constant, kind, element, arithmetic, name, short_name, ...) \
+  {#short_name, MEP_##constant},
+    MEP_TYPES(MEP_TYPE_NAME, )
+#undef MEP_TYPE_NAME
+};
+// Accepted too.
+constexpr Name kOtherNames[] = {
+    {"f16", MEP_FLOAT16},    {"half", MEP_FLOAT16},    {"bf16", MEP_BFLOAT16},
+    {"f32", MEP_FLOAT32},    {"float", MEP_FLOAT32},   {"f64", MEP_FLOAT64},
+    {"double", MEP_FLOAT64}, {"fp8", MEP_FLOAT8_E4M3},
 };
 
 constexpr Name kReductions[] = {
@@ -48,7 +51,6 @@ const char* find_name(std::span<const Name> names, uint32_t value) {
 std::string join(std::span<const Name> names) {
   std::string all;
   for (const Name& name : names) {
-    if (find_name(names, name.value) != name.text) continue;
     if (!all.empty()) all += ' ';
     all += name.text;
   }
@@ -58,7 +60,7 @@ std::string join(std::span<const Name> names) {
 }  // namespace
 
 bool parse_dtype(const std::string& text, mep_dtype_t* dtype) {
-  return find_value(kTypes, text, dtype);
+  return find_value(kTypes, text, dtype) || find_value(kOtherNames, text, dtype);
 }
 bool parse_reduction(const std::string& text, mep_op_t* reduction) {
   return find_value(kReductions, text, reduction);

@@ -4,6 +4,7 @@
 
 #include "generator.hpp"
 #include "numbers.hpp"
+#include "support/type_reference.hpp"
 
 namespace mep::programs {
 namespace {
@@ -129,11 +130,12 @@ CallKind Generator::random_kind() {
 }
 
 Call Generator::random_call(uint32_t comm) {
+  constexpr auto kTypes = std::to_array(mep_reference::kAllTypes);
   Call call;
   call.comm = comm;
   call.kind = random_kind();
   do {
-    call.dtype = static_cast<mep_dtype_t>(random_.between(MEP_INT8, MEP_FLOAT8_E5M2));
+    call.dtype = random_.one_of(kTypes);
     call.op = static_cast<mep_op_t>(random_.between(MEP_SUM, MEP_XOR));
   } while (!is_pair(call.dtype, call.op));
   call.count = random_bytes() / bytes_of(call.dtype);

@@ -1,59 +1,38 @@
 #include "numbers.hpp"
 
-#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
 #include "random.hpp"
+#include "support/type_reference.hpp"
 
 namespace mep::programs {
 namespace {
 
-// A float of 8 or 16 bits: sign, exponent, mantissa.
-struct Format {
-  uint32_t width;
-  uint32_t mantissa;
-  int bias;
-  bool has_infinity;
-
-  uint32_t sign() const { return 1u << (width - 1); }
+struct Format : mep_reference::FloatFormat {
+  uint32_t sign() const { return 1u << (bits - 1); }
   // The code of infinity, or of the only NaN.
-  uint32_t top() const { return has_infinity ? sign() - (1u << mantissa) : sign() - 1; }
+  uint32_t top() const { return infinities ? sign() - (1u << mantissa) : sign() - 1; }
 };
 
-constexpr Format kHalf{16, 10, 15, true};
-constexpr Format kBrain{16, 7, 127, true};
-constexpr Format kE4m3{8, 3, 7, false};
-constexpr Format kE5m2{8, 2, 15, true};
-
-const Format& format_of(mep_dtype_t dtype) {
-  switch (dtype) {
-    case MEP_FLOAT16:
-      return kHalf;
-    case MEP_BFLOAT16:
-      return kBrain;
-    case MEP_FLOAT8_E4M3:
-      return kE4m3;
-    default:
-      return kE5m2;
-  }
+Format format_of(mep_dtype_t dtype) {
+  return {mep_reference::float_format(dtype)};
 }
 
 double value_of(const Format& format, uint32_t code) {
   const uint32_t magnitude = code & (format.sign() - 1);
   const double sign = (code & format.sign()) != 0 ? -1.0 : 1.0;
   if (magnitude == format.top()) {
-    return format.has_infinity ? sign * std::numeric_limits<double>::infinity()
-                               : std::numeric_limits<double>::quiet_NaN();
+    return format.infinities ? sign * std::numeric_limits<double>::infinity()
+                             : std::numeric_limits<double>::quiet_NaN();
   }
   if (magnitude > format.top()) return std::numeric_limits<double>::quiet_NaN();
   const uint32_t exponent = magnitude >> format.mantissa;
   const uint32_t fraction = magnitude & ((1u << format.mantissa) - 1);
   const uint32_t whole = exponent == 0 ? fraction : fraction | 1u << format.mantissa;
-  const int shift = static_cast<int>(exponent == 0 ? 1 : exponent) - format.bias -
-                    static_cast<int>(format.mantissa);
+  const int shift = static_cast<int>(exponent == 0 ? 1 : exponent) - format.bias - format.mantissa;
   // A power of two, whose exponent is that of a normal double here.
   const double power = std::bit_cast<double>(static_cast<uint64_t>(shift + 1023) << 52);
   return sign * static_cast<double>(whole) * power;
@@ -64,7 +43,7 @@ double value_of(const Format& format, uint32_t code) {
 uint32_t code_of(const Format& format, double value) {
   const uint32_t sign = std::signbit(value) ? format.sign() : 0;
   const double magnitude = std::fabs(value);
-  if (std::isnan(value)) return format.has_infinity ? format.top() + 1 : format.top();
+  if (std::isnan(value)) return format.infinities ? format.top() + 1 : format.top();
   const uint32_t largest = format.top() - 1;
   uint32_t low = 0;
   uint32_t high = largest;
@@ -83,7 +62,7 @@ uint32_t code_of(const Format& format, double value) {
   const double half = below + step / 2;
   const bool up = magnitude > half || (magnitude == half && (low & 1) != 0);
   if (!up) return sign | low;
-  if (low == largest && !format.has_infinity) return sign | largest;
+  if (low == largest && !format.infinities) return sign | largest;
   return sign | (low + 1);
 }
 
@@ -100,11 +79,11 @@ void store(T value, uint8_t* to) {
 }
 
 uint32_t load_code(const Format& format, const uint8_t* from) {
-  return format.width == 8 ? *from : load<uint16_t>(from);
+  return format.bits == 8 ? *from : load<uint16_t>(from);
 }
 
 void store_code(const Format& format, uint32_t code, uint8_t* to) {
-  if (format.width == 8) {
+  if (format.bits == 8) {
     *to = static_cast<uint8_t>(code);
   } else {
     store(static_cast<uint16_t>(code), to);
@@ -141,36 +120,11 @@ Float reduced_floats(mep_op_t op, size_t count, const Float* values) {
 }
 
 template <typename Int>
-void reduce_ints(mep_op_t op, const uint8_t* const* inputs, size_t count, uint8_t* to) {
+void reduce_ints(mep_dtype_t dtype, mep_op_t op, const uint8_t* const* inputs, size_t count,
+                 uint8_t* to) {
   Int result = load<Int>(inputs[0]);
   for (size_t i = 1; i < count; ++i) {
-    const Int next = load<Int>(inputs[i]);
-    // Bits beyond the type's are cut off again; a sign that fills it is wanted.
-    const auto a = static_cast<uint64_t>(static_cast<int64_t>(result));
-    const auto b = static_cast<uint64_t>(static_cast<int64_t>(next));
-    switch (op) {
-      case MEP_SUM:
-        result = static_cast<Int>(a + b);
-        break;
-      case MEP_PROD:
-        result = static_cast<Int>(a * b);
-        break;
-      case MEP_MIN:
-        result = next < result ? next : result;
-        break;
-      case MEP_MAX:
-        result = next > result ? next : result;
-        break;
-      case MEP_AND:
-        result = static_cast<Int>(a & b);
-        break;
-      case MEP_OR:
-        result = static_cast<Int>(a | b);
-        break;
-      default:
-        result = static_cast<Int>(a ^ b);
-        break;
-    }
+    result = mep_reference::combine_integers<Int>(dtype, op, result, load<Int>(inputs[i]));
   }
   store(result, to);
 }
@@ -207,12 +161,11 @@ uint64_t float_bits(uint64_t random, uint32_t width, uint32_t mantissa, uint32_t
 }  // namespace
 
 size_t bytes_of(mep_dtype_t dtype) {
-  constexpr std::array<size_t, 16> kBytes = {0, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 1, 1, 1};
-  return dtype < kBytes.size() ? kBytes[dtype] : 0;
+  return mep_reference::element_bytes(dtype);
 }
 
 bool is_float(mep_dtype_t dtype) {
-  return dtype >= MEP_FLOAT16 && dtype <= MEP_FLOAT8_E5M2 && dtype != MEP_BOOL;
+  return mep_reference::is_float(dtype);
 }
 
 bool is_pair(mep_dtype_t dtype, mep_op_t op) {
@@ -234,16 +187,13 @@ void make_element(mep_dtype_t dtype, uint64_t key, uint64_t index, uint8_t* to) 
     case MEP_FLOAT64:
       bits = float_bits(random, 64, 52, 1023, uint64_t{0x7ff} << 52);
       break;
-    case MEP_FLOAT16:
-    case MEP_BFLOAT16:
-    case MEP_FLOAT8_E4M3:
-    case MEP_FLOAT8_E5M2: {
-      const Format& format = format_of(dtype);
-      bits = float_bits(random, format.width, format.mantissa, static_cast<uint32_t>(format.bias),
-                        format.top());
-      break;
-    }
     default:
+      if (is_float(dtype)) {
+        const Format format = format_of(dtype);
+        bits = float_bits(random, static_cast<uint32_t>(format.bits),
+                          static_cast<uint32_t>(format.mantissa),
+                          static_cast<uint32_t>(format.bias), format.top());
+      }
       break;
   }
   std::memcpy(to, &bits, bytes_of(dtype));
@@ -256,23 +206,9 @@ void make_elements(mep_dtype_t dtype, uint64_t key, size_t count, uint8_t* to) {
 
 void reduce_element(mep_dtype_t dtype, mep_op_t op, const uint8_t* const* inputs,
                     size_t inputs_count, uint8_t* to) {
+  mep_reference::with_integer(
+      dtype, [&](auto zero) { reduce_ints<decltype(zero)>(dtype, op, inputs, inputs_count, to); });
   switch (dtype) {
-    case MEP_INT8:
-      return reduce_ints<int8_t>(op, inputs, inputs_count, to);
-    case MEP_UINT8:
-      return reduce_ints<uint8_t>(op, inputs, inputs_count, to);
-    case MEP_INT16:
-      return reduce_ints<int16_t>(op, inputs, inputs_count, to);
-    case MEP_UINT16:
-      return reduce_ints<uint16_t>(op, inputs, inputs_count, to);
-    case MEP_INT32:
-      return reduce_ints<int32_t>(op, inputs, inputs_count, to);
-    case MEP_UINT32:
-      return reduce_ints<uint32_t>(op, inputs, inputs_count, to);
-    case MEP_INT64:
-      return reduce_ints<int64_t>(op, inputs, inputs_count, to);
-    case MEP_UINT64:
-      return reduce_ints<uint64_t>(op, inputs, inputs_count, to);
     case MEP_BOOL:
       *to = reduced_bools(op, inputs, inputs_count);
       return;
@@ -282,6 +218,7 @@ void reduce_element(mep_dtype_t dtype, mep_op_t op, const uint8_t* const* inputs
       return store(reduced_floats(op, inputs_count, values), to);
     }
     default: {
+      if (!is_float(dtype)) return;
       float values[kMaxInputs] = {};
       for (size_t i = 0; i < inputs_count; ++i) values[i] = load_number(dtype, inputs[i]);
       return store_number(dtype, reduced_floats(op, inputs_count, values), to);
@@ -291,13 +228,13 @@ void reduce_element(mep_dtype_t dtype, mep_op_t op, const uint8_t* const* inputs
 
 void store_number(mep_dtype_t dtype, float value, uint8_t* to) {
   if (dtype == MEP_FLOAT32) return store(value, to);
-  const Format& format = format_of(dtype);
+  const Format format = format_of(dtype);
   store_code(format, code_of(format, static_cast<double>(value)), to);
 }
 
 float load_number(mep_dtype_t dtype, const uint8_t* from) {
   if (dtype == MEP_FLOAT32) return load<float>(from);
-  const Format& format = format_of(dtype);
+  const Format format = format_of(dtype);
   return static_cast<float>(value_of(format, load_code(format, from)));
 }
 

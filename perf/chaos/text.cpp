@@ -3,13 +3,15 @@
 
 #include "formatted.hpp"
 #include "program.hpp"
+#include "protocol/types.def"
 
 namespace mep::programs {
 namespace {
 
-constexpr const char* kTypes[] = {"?",       "int8",  "uint8",  "int16",   "uint16",   "int32",
-                                  "uint32",  "int64", "uint64", "float16", "bfloat16", "float32",
-                                  "float64", "bool",  "e4m3",   "e5m2"};
+#define MEP_TYPE_NAME(with, number, constant, kind, element, arithmetic, name, short_name, ...) \
+#short_name,
+constexpr const char* kTypes[] = {"?", MEP_TYPES(MEP_TYPE_NAME, )};
+#undef MEP_TYPE_NAME
 constexpr const char* kOperators[] = {"?", "sum", "prod", "min", "max", "avg", "and", "or", "xor"};
 
 std::string text_of(const Call& call) {

@@ -1,5 +1,5 @@
 // The results that collectives must give, computed plainly: one element at a time, in rank order. Shares no
-// code with the library; even the sizes of types and the table of reductions are written again.
+// code with the library; even the table of reductions is written again.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "mep.h"
+#include "support/type_reference.hpp"
 
 namespace mep_test {
 
@@ -38,35 +39,13 @@ inline uint64_t mix(uint64_t a, uint64_t b) {
   return RandomStream(a * 0x100000001b3u ^ b).bits();
 }
 
-inline constexpr mep_dtype_t kAllTypes[] = {
-    MEP_INT8,    MEP_UINT8,   MEP_INT16,  MEP_UINT16,      MEP_INT32,
-    MEP_UINT32,  MEP_INT64,   MEP_UINT64, MEP_FLOAT16,     MEP_BFLOAT16,
-    MEP_FLOAT32, MEP_FLOAT64, MEP_BOOL,   MEP_FLOAT8_E4M3, MEP_FLOAT8_E5M2};
+using mep_reference::element_bytes;
+using mep_reference::kAllTypes;
 inline constexpr mep_op_t kAllOps[] = {MEP_SUM, MEP_PROD, MEP_MIN, MEP_MAX,
                                        MEP_AVG, MEP_AND,  MEP_OR,  MEP_XOR};
 
-inline size_t element_bytes(mep_dtype_t dtype) {
-  switch (dtype) {
-    case MEP_INT16:
-    case MEP_UINT16:
-    case MEP_FLOAT16:
-    case MEP_BFLOAT16:
-      return 2;
-    case MEP_INT32:
-    case MEP_UINT32:
-    case MEP_FLOAT32:
-      return 4;
-    case MEP_INT64:
-    case MEP_UINT64:
-    case MEP_FLOAT64:
-      return 8;
-    default:
-      return 1;
-  }
-}
-
 inline bool is_float_type(mep_dtype_t dtype) {
-  return dtype >= MEP_FLOAT16 && dtype != MEP_BOOL;
+  return mep_reference::is_float(dtype);
 }
 
 // The pairs that exist.
@@ -78,13 +57,7 @@ inline bool pair_exists(mep_dtype_t dtype, mep_op_t op) {
 }
 
 // A float of 8 or 16 bits.
-struct SmallFloat {
-  int bits;
-  int mantissa;
-  int bias;
-  bool infinities;  // else the largest codes are values and 0x7f.. is the only NaN
-  uint32_t nan;
-
+struct SmallFloat : mep_reference::FloatFormat {
   uint32_t sign_bit() const { return 1u << (bits - 1); }
   uint32_t infinity_code() const { return sign_bit() - (1u << mantissa); }
   uint32_t largest_code() const { return infinities ? infinity_code() - 1 : sign_bit() - 2; }
@@ -119,14 +92,8 @@ struct SmallFloat {
   }
 };
 
-inline const SmallFloat& small_float(mep_dtype_t dtype) {
-  static const SmallFloat f16{16, 10, 15, true, 0x7e00};
-  static const SmallFloat bf16{16, 7, 127, true, 0x7fc0};
-  static const SmallFloat e4m3{8, 3, 7, false, 0x7f};
-  static const SmallFloat e5m2{8, 2, 15, true, 0x7f};
-  if (dtype == MEP_FLOAT16) return f16;
-  if (dtype == MEP_BFLOAT16) return bf16;
-  return dtype == MEP_FLOAT8_E4M3 ? e4m3 : e5m2;
+inline SmallFloat small_float(mep_dtype_t dtype) {
+  return {mep_reference::float_format(dtype)};
 }
 
 template <class T>
@@ -149,28 +116,6 @@ Float combine_floats(mep_op_t op, Float a, Float b) {
   return (op == MEP_MIN) == (a < b) ? a : b;
 }
 
-template <class Int>
-Int combine_ints(mep_op_t op, Int a, Int b) {
-  const auto x = static_cast<uint64_t>(a);
-  const auto y = static_cast<uint64_t>(b);
-  switch (op) {
-    case MEP_SUM:
-      return static_cast<Int>(x + y);
-    case MEP_PROD:
-      return static_cast<Int>(x * y);
-    case MEP_MIN:
-      return a < b ? a : b;
-    case MEP_MAX:
-      return a > b ? a : b;
-    case MEP_AND:
-      return static_cast<Int>(x & y);
-    case MEP_OR:
-      return static_cast<Int>(x | y);
-    default:
-      return static_cast<Int>(x ^ y);
-  }
-}
-
 template <class Float>
 void reduce_wide_floats(mep_op_t op, const std::vector<const uint8_t*>& inputs, size_t count,
                         uint64_t canonical_nan, uint8_t* out) {
@@ -191,7 +136,7 @@ void reduce_wide_floats(mep_op_t op, const std::vector<const uint8_t*>& inputs, 
 inline void reduce_small_floats(mep_dtype_t dtype, mep_op_t op,
                                 const std::vector<const uint8_t*>& inputs, size_t count,
                                 uint8_t* out) {
-  const SmallFloat& format = small_float(dtype);
+  const SmallFloat format = small_float(dtype);
   const size_t bytes = element_bytes(dtype);
   std::vector<float> values(size_t{1} << format.bits);
   for (uint32_t code = 0; code < values.size(); ++code) {
@@ -211,12 +156,13 @@ inline void reduce_small_floats(mep_dtype_t dtype, mep_op_t op,
 }
 
 template <class Int>
-void reduce_ints(mep_op_t op, const std::vector<const uint8_t*>& inputs, size_t count,
-                 uint8_t* out) {
+void reduce_ints(mep_dtype_t dtype, mep_op_t op, const std::vector<const uint8_t*>& inputs,
+                 size_t count, uint8_t* out) {
   for (size_t i = 0; i < count; ++i) {
     Int sum = load<Int>(inputs[0] + i * sizeof(Int));
     for (size_t r = 1; r < inputs.size(); ++r) {
-      sum = combine_ints<Int>(op, sum, load<Int>(inputs[r] + i * sizeof(Int)));
+      sum = mep_reference::combine_integers<Int>(dtype, op, sum,
+                                                 load<Int>(inputs[r] + i * sizeof(Int)));
     }
     store(out + i * sizeof(Int), sum);
   }
@@ -240,31 +186,9 @@ inline Bytes reference_reduce(mep_dtype_t dtype, mep_op_t op,
                               const std::vector<const uint8_t*>& inputs, size_t count) {
   Bytes result(count * element_bytes(dtype));
   uint8_t* out = result.data();
+  mep_reference::with_integer(
+      dtype, [&](auto zero) { reduce_ints<decltype(zero)>(dtype, op, inputs, count, out); });
   switch (dtype) {
-    case MEP_INT8:
-      reduce_ints<int8_t>(op, inputs, count, out);
-      break;
-    case MEP_UINT8:
-      reduce_ints<uint8_t>(op, inputs, count, out);
-      break;
-    case MEP_INT16:
-      reduce_ints<int16_t>(op, inputs, count, out);
-      break;
-    case MEP_UINT16:
-      reduce_ints<uint16_t>(op, inputs, count, out);
-      break;
-    case MEP_INT32:
-      reduce_ints<int32_t>(op, inputs, count, out);
-      break;
-    case MEP_UINT32:
-      reduce_ints<uint32_t>(op, inputs, count, out);
-      break;
-    case MEP_INT64:
-      reduce_ints<int64_t>(op, inputs, count, out);
-      break;
-    case MEP_UINT64:
-      reduce_ints<uint64_t>(op, inputs, count, out);
-      break;
     case MEP_FLOAT32:
       reduce_wide_floats<float>(op, inputs, count, 0x7fc00000u, out);
       break;
@@ -275,7 +199,7 @@ inline Bytes reference_reduce(mep_dtype_t dtype, mep_op_t op,
       reduce_bools(op, inputs, count, out);
       break;
     default:
-      reduce_small_floats(dtype, op, inputs, count, out);
+      if (is_float_type(dtype)) reduce_small_floats(dtype, op, inputs, count, out);
       break;
   }
   return result;

@@ -140,8 +140,8 @@ void lengths_and_bounds(void**) {
   Random random(2);
   GuardedMemory in(4096);
   GuardedMemory out(4096);
-  for (mep_dtype_t dtype = MEP_FLOAT16; dtype <= MEP_FLOAT8_E5M2; ++dtype) {
-    if (dtype == MEP_FLOAT64 || dtype == MEP_BOOL) continue;
+  for (const mep_dtype_t dtype : mep_reference::kAllTypes) {
+    if (!is_floating(dtype) || dtype == MEP_FLOAT64) continue;
     for (size_t count = 0; count < 150; ++count) {
       std::vector<float> values(count);
       for (float& value : values) value = static_cast<float>(random.between(-500, 500));

@@ -2,6 +2,7 @@
 // their values in double, sums by plain loops over volatile. Shares no code with src/kernels.
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstdarg>
 #include <cstddef>
@@ -10,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -19,6 +21,7 @@
 #include "kernels/host/kernel_table.hpp"
 #include "mep.h"
 #include "support/cmocka_cpp.hpp"
+#include "support/type_reference.hpp"
 
 namespace mep_test {
 
@@ -104,31 +107,25 @@ class SmallFormat {
   double next_ = 0;
 };
 
+// Null: the type is no float of 8 or 16 bits.
 inline const SmallFormat* small_format(mep_dtype_t dtype) {
-  static const SmallFormat f16(16, 10, 15, true, 0x7e00);
-  static const SmallFormat bf16(16, 7, 127, true, 0x7fc0);
-  static const SmallFormat e4m3(8, 3, 7, false, 0x7f);
-  static const SmallFormat e5m2(8, 2, 15, true, 0x7f);
-  switch (dtype) {
-    case MEP_FLOAT16:
-      return &f16;
-    case MEP_BFLOAT16:
-      return &bf16;
-    case MEP_FLOAT8_E4M3:
-      return &e4m3;
-    case MEP_FLOAT8_E5M2:
-      return &e5m2;
-    default:
-      return nullptr;
-  }
+  static const auto formats = [] {
+    std::array<std::unique_ptr<const SmallFormat>, mep::kDtypeSlots> made;
+    for (const mep_dtype_t each : mep_reference::kAllTypes) {
+      const mep_reference::FloatFormat f = mep_reference::float_format(each);
+      if (f.bits == 0) continue;
+      made[each] = std::make_unique<SmallFormat>(f.bits, f.mantissa, f.bias, f.infinities, f.nan);
+    }
+    return made;
+  }();
+  return formats[dtype].get();
 }
 
 inline size_t size_of(mep_dtype_t dtype) {
-  constexpr size_t kSizes[] = {0, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 1, 1, 1};
-  return kSizes[dtype];
+  return mep_reference::element_bytes(dtype);
 }
 inline bool is_floating(mep_dtype_t dtype) {
-  return dtype >= MEP_FLOAT16 && dtype != MEP_BOOL;
+  return mep_reference::is_float(dtype);
 }
 
 template <class T>
