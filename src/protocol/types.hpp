@@ -29,9 +29,7 @@ constexpr TypeFacts type_facts(mep_dtype_t dtype) {
       return {dtype == 0 ? "no type" : "an unknown type", 0, TypeClass::kNone};
   }
 }
-#define MEP_ONE(...) +1
-inline constexpr mep_dtype_t kTypeSlots = 1 MEP_TYPES(MEP_ONE, );
-#undef MEP_ONE
+inline constexpr mep_dtype_t kTypeSlots = MEP_TYPES_END;
 
 // The name of an operator, or "an unknown operator".
 constexpr const char* name_of_operator(mep_op_t op) {

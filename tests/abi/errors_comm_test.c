@@ -31,8 +31,7 @@ static void types_have_sizes(void** state) {
   for (uint32_t dtype = 0; dtype < 16; ++dtype) {
     assert_int_equal(mep_dtype_size(dtype), kSizes[dtype]);
   }
-#define MEP_AND_ONE(...) +1
-  assert_int_equal(mep_dtype_size(1 MEP_TYPES(MEP_AND_ONE, )), 0);
+  assert_int_equal(mep_dtype_size(MEP_TYPES_END), 0);
   assert_int_equal(mep_dtype_size(UINT32_MAX), 0);
 }
 
@@ -204,7 +203,7 @@ static void collectives(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_broadcast(NULL, b, 8, MEP_FLOAT32, 0, comm, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_broadcast(a, NULL, 8, MEP_FLOAT32, 0, comm, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_broadcast(a, b, 8, 0, 0, comm, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_broadcast(a, b, 8, 16, 0, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_broadcast(a, b, 8, MEP_TYPES_END, 0, comm, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_broadcast(a, b, 8, MEP_FLOAT32, 1, comm, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_broadcast(a, b, 8, MEP_FLOAT32, -1, comm, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_broadcast(a, b, SIZE_MAX, MEP_FLOAT32, 0, comm, NULL));

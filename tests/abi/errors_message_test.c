@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "../../src/protocol/types.def"
 #include "world_of_one.h"
 
 enum { kShort = 20, kUsual = 30000, kLarge = 4 * MEP_MESSAGE_EAGER_BYTES };
@@ -34,7 +35,7 @@ static void sends(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_send(a, 8, MEP_FLOAT32, 0, 0, NULL, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_send(NULL, 8, MEP_FLOAT32, 0, 0, comm, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_send(a, 8, 0, 0, 0, comm, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_send(a, 8, 16, 0, 0, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_send(a, 8, MEP_TYPES_END, 0, 0, comm, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_send(a, SIZE_MAX, MEP_FLOAT32, 0, 0, comm, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_send(a, 8, MEP_FLOAT32, 1, 0, comm, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_send(a, 8, MEP_FLOAT32, MEP_ANY_SOURCE, 0, comm, NULL));
@@ -61,7 +62,7 @@ static void receives(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_recv(b, 8, MEP_FLOAT32, 0, 0, NULL, NULL, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_recv(NULL, 8, MEP_FLOAT32, 0, 0, comm, NULL, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_recv(b, 8, 0, 0, 0, comm, NULL, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_recv(b, 8, 16, 0, 0, comm, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_recv(b, 8, MEP_TYPES_END, 0, 0, comm, NULL, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_recv(b, SIZE_MAX, MEP_FLOAT32, 0, 0, comm, NULL, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_recv(b, 8, MEP_FLOAT32, 1, 0, comm, NULL, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_recv(b, 8, MEP_FLOAT32, -2, 0, comm, NULL, NULL));
@@ -104,7 +105,7 @@ static void both_at_one_time(void** state) {
   EXPECT(wrong, mep_sendrecv(a, 8, 0, -1, b, 8, 0, 0, MEP_FLOAT32, comm, NULL, NULL));
   EXPECT(wrong, mep_sendrecv(a, 8, 0, 0, b, 8, 1, 0, MEP_FLOAT32, comm, NULL, NULL));
   EXPECT(wrong, mep_sendrecv(a, 8, 0, 0, b, 8, 0, -2, MEP_FLOAT32, comm, NULL, NULL));
-  EXPECT(wrong, mep_sendrecv(a, 8, 0, 0, b, 8, 0, 0, 16, comm, NULL, NULL));
+  EXPECT(wrong, mep_sendrecv(a, 8, 0, 0, b, 8, 0, 0, MEP_TYPES_END, comm, NULL, NULL));
   EXPECT(wrong, mep_sendrecv(a, SIZE_MAX, 0, 0, b, 8, 0, 0, MEP_FLOAT32, comm, NULL, NULL));
   EXPECT(wrong, mep_sendrecv(a, 8, 0, 0, b, SIZE_MAX, 0, 0, MEP_FLOAT32, comm, NULL, NULL));
   EXPECT(wrong, mep_sendrecv(a, 4, 0, 0, a + 3, 4, 0, 0, MEP_FLOAT32, comm, NULL, NULL));

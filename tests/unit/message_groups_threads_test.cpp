@@ -1,5 +1,6 @@
 // labels: quick threads tsan asan
 // Groups of calls, messages on several comms, and arguments that are refused.
+#include "protocol/types.hpp"
 #include "support/message_ranks.hpp"
 
 namespace {
@@ -320,7 +321,7 @@ void refused_calls(mep_comm_t comm, Report& found) {
     REFUSED(mep_send(&byte, 1, MEP_UINT8, 0, tag, comm, nullptr));
     if (tag != MEP_ANY_TAG) REFUSED(mep_recv(&byte, 1, MEP_UINT8, 0, tag, comm, nullptr, nullptr));
   }
-  for (const mep_dtype_t dtype : {mep_dtype_t{0}, mep_dtype_t{16}, mep_dtype_t{~0u}}) {
+  for (const mep_dtype_t dtype : {mep_dtype_t{0}, mep::kTypeSlots, mep_dtype_t{~0u}}) {
     REFUSED(mep_send(&byte, 1, dtype, 0, 0, comm, nullptr));
     REFUSED(mep_recv(&byte, 1, dtype, 0, 0, comm, nullptr, nullptr));
   }
