@@ -418,8 +418,8 @@ MEP_API mep_result_t mep_comm_stats(mep_comm_t comm, mep_comm_stats_t* stats);
  * mep_comm_last_op tells whether the input is intact.
  * These are replicated operations: one succeeds on all ranks or on none, and what a rank's result is made
  * of anybody can give to a rank that lacks it. (Dispatch, combine and messages are personal operations: what
- * one rank gets nobody else has.) The forms with counts are for host communicators so far: MEP_ERR_UNSUPPORTED
- * on one with a GPU.
+ * one rank gets nobody else has.) Not built: mep_reduce_scatterv on a communicator with a GPU, and the other forms
+ * with counts where GPUs post to queues: MEP_ERR_UNSUPPORTED.
  *
  * Which calls report a failure. The calls of a communicator are counted on every rank, from 1; a call refused
  * for its arguments does not count. When members fail or leave, or a timeout or mep_comm_revoke is settled, the
@@ -493,8 +493,9 @@ MEP_API mep_result_t mep_alltoall(const void* sendbuf, void* recvbuf, size_t cou
  * another must be as long as the one that the other expects of it, between any two live ranks: else
  * MEP_ERR_MISMATCH on all of them, and nothing is cut off. Counts and displs may differ from rank to rank as far
  * as that allows; those of absent ranks say only where packed blocks lie. Ranks wait for each other, the roots too.
- * From the first element that is used to the last, sendbuf and recvbuf do not overlap but in place. Further errors:
- * MEP_ERR_NO_MEMORY; MEP_ERR_INVALID_ARGUMENT for counts whose sum is no size in memory. 0.2 */
+ * From the first element that is used to the last, sendbuf and recvbuf do not overlap but in place. On GPUs counts
+ * and displs lie on the host, and a graph keeps those of the call. Further errors: MEP_ERR_NO_MEMORY;
+ * MEP_ERR_INVALID_ARGUMENT for counts whose sum is no size in memory. 0.2; on GPUs 0.2 */
 
 /* Like mep_allgather: block r of recvbuf = sendbuf[counts[r]] of rank r. In place: sendbuf == recvbuf +
  * displs[rank] elements. 0.2 */

@@ -16,6 +16,7 @@ struct Case {
   size_t receive_offset = 0;
   bool in_place = false;
   bool null_elsewhere = false;  // buffers that a rank does not need are not given
+  bool counted = false;         // by the form with counts, which are equal
 
   size_t bytes() const { return count * size_of_type(dtype); }
   Shares shares(uint32_t rank, size_t ranks) const { return shares_of(kind, rank == root, ranks); }
@@ -24,7 +25,8 @@ struct Case {
     return std::string(mep::name_of(kind)) + " dtype " + std::to_string(dtype) + " op " +
            std::to_string(op) + " root " + std::to_string(root) + " count " +
            std::to_string(count) + " at +" + std::to_string(send_offset) + " to +" +
-           std::to_string(receive_offset) + (in_place ? " in place" : "");
+           std::to_string(receive_offset) + (in_place ? " in place" : "") +
+           (counted ? " with counts" : "");
   }
 };
 
@@ -163,7 +165,9 @@ class Bench {
 
   void run(const Case& test, std::mt19937_64* random, const char* where) {
     prepare({test}, random);
-    for (const uint32_t rank : live_) rig_.launch(rank, call(test, rank));
+    for (const uint32_t rank : live_) {
+      rig_.launch(rank, call(test, rank), 0, test.counted);
+    }
     rig_.synchronize();
     check({test}, where);
   }
@@ -178,7 +182,9 @@ class Bench {
     Case test;
     do {
       test.kind = static_cast<Collective>((*random)() % mep::kCollectiveCount);
-    } while (mep::device::coll_path(test.kind) == mep::device::CollPath::kNone);
+    } while (mep::device::coll_path(test.kind) == mep::device::CollPath::kNone ||
+             mep::facts_of(test.kind).has_counts);
+    test.counted = counted_form(test.kind) != test.kind && (*random)() % 3 == 0;
     do {
       test.dtype = static_cast<mep_dtype_t>(1 + (*random)() % 15);
       test.op = static_cast<mep_op_t>(1 + (*random)() % 8);

@@ -293,6 +293,15 @@ inline bool has_root(mep::Collective kind) {
          kind == mep::Collective::k_gather || kind == mep::Collective::k_scatter;
 }
 
+// The form with a length for each block; the kind itself where there is none.
+inline mep::Collective counted_form(mep::Collective kind) {
+  using mep::Collective;
+  if (kind == Collective::k_allgather) return Collective::k_allgatherv;
+  if (kind == Collective::k_gather) return Collective::k_gatherv;
+  if (kind == Collective::k_scatter) return Collective::k_scatterv;
+  return kind == Collective::k_alltoall ? Collective::k_alltoallv : kind;
+}
+
 inline bool reduces(mep::Collective kind) {
   return kind == mep::Collective::k_allreduce || kind == mep::Collective::k_reduce ||
          kind == mep::Collective::k_reduce_scatter;

@@ -153,9 +153,32 @@ class Rig {
       write_state(rank, state);
     }
   }
-  void launch(uint32_t rank, const CollCall& call, uint32_t ctas = 0) const {
+  // counted: by the form with counts, which are all those of the call.
+  void launch(uint32_t rank, const CollCall& call, uint32_t ctas = 0, bool counted = false) const {
     use_gpu_of(rank);
-    mep_ok(mep::device::launch_coll(call, states_[rank], layout_, ctas, streams_[rank]));
+    CollCall launched = call;
+    mep::device::CollBlocks blocks{};
+    if (counted) {
+      launched.kind = counted_form(call.kind);
+      launched.bytes = call.kind == Collective::k_allgather ? call.bytes : 0;
+      blocks = equal_blocks(rank, call);
+    }
+    mep_ok(mep::device::launch_coll(launched, states_[rank], layout_, ctas, streams_[rank],
+                                    counted ? &blocks : nullptr));
+  }
+  mep::device::CollBlocks equal_blocks(uint32_t rank, const CollCall& call) const {
+    mep::device::CollBlocks blocks{};
+    for (uint32_t other = 0; other < ranks_; ++other) {
+      const Shares own = shares_of(call.kind, rank == call.root, ranks_);
+      const Shares its = shares_of(call.kind, other == call.root, ranks_);
+      if (own.send != 0 && its.receive != 0) {
+        blocks.given[other] = {own.send == 1 ? 0 : other * call.bytes, call.bytes};
+      }
+      if (own.receive != 0 && its.send != 0) {
+        blocks.gotten[other] = {own.receive == 1 ? 0 : other * call.bytes, call.bytes};
+      }
+    }
+    return blocks;
   }
   // A graph of what `body` launches on the rank's stream.
   template <typename Body>

@@ -115,8 +115,8 @@ void successes_recorded(const std::vector<Rank>& ranks, const Records& records) 
   const auto count = static_cast<uint32_t>(ranks.size());
   const size_t whole = mep_op_status_size(static_cast<int32_t>(count));
   std::vector<uint64_t> before(count, 0);
-  for (size_t call = 0; call < 2 * std::size(kKinds); ++call) {
-    const Kind kind = kKinds[call / 2];
+  for (size_t call = 0; call < 2 * kinds_here().size(); ++call) {
+    const Kind kind = kinds_here()[call / 2];
     // Once with a bitmap, more than that, and once the header alone.
     const bool has_bitmap = call % 2 == 0;
     set_records(ranks, records, has_bitmap ? whole + 8 : sizeof(mep_op_status_t));

@@ -11,6 +11,7 @@
 namespace gpu_test {
 
 constexpr size_t kCount = 20'000;
+constexpr uint32_t kMostRanks = 8;
 constexpr uint32_t kUntouched = 0xa5a5a5a5;
 
 // The value of all elements of a block in a send buffer; a sum of them tells which ranks gave and which block it is.
@@ -70,10 +71,22 @@ inline void expect_sum(const Rank& rank, uint64_t members, const char* where) {
 }
 
 // The kinds in which ranks get different things.
-enum class Kind { kReduce, kGather, kScatter, kReduceScatter, kAlltoall };
-constexpr Kind kKinds[] = {Kind::kReduce, Kind::kGather, Kind::kScatter, Kind::kReduceScatter,
-                           Kind::kAlltoall};
-constexpr const char* kNames[] = {"reduce", "gather", "scatter", "reduce_scatter", "alltoall"};
+enum class Kind { kReduce, kGather, kScatter, kReduceScatter, kAlltoall, kAlltoallv };
+constexpr const char* kNames[] = {"reduce",         "gather",   "scatter",
+                                  "reduce_scatter", "alltoall", "alltoallv"};
+
+// Collectives with counts are refused where GPUs post to queues.
+inline bool has_counts() {
+  const char* reach = std::getenv("MEP_CUDA_REACH");
+  return reach == nullptr ||
+         (std::strcmp(reach, "queues") != 0 && std::strcmp(reach, "mixed") != 0);
+}
+inline std::vector<Kind> kinds_here() {
+  std::vector<Kind> kinds{Kind::kReduce, Kind::kGather, Kind::kScatter, Kind::kReduceScatter,
+                          Kind::kAlltoall};
+  if (has_counts()) kinds.push_back(Kind::kAlltoallv);
+  return kinds;
+}
 
 inline const char* name_of(Kind kind) {
   return kNames[static_cast<size_t>(kind)];
@@ -97,9 +110,14 @@ inline mep_result_t enqueue_kind(const Rank& r, Kind kind, uint32_t rank, uint32
       return mep_scatter(root_send, r.receive, kCount, MEP_UINT32, to, r.comm, r.stream);
     case Kind::kReduceScatter:
       return mep_reduce_scatter(r.send, r.receive, kCount, MEP_UINT32, MEP_SUM, r.comm, r.stream);
-    default:
+    case Kind::kAlltoall:
       return mep_alltoall(r.send, r.receive, kCount, MEP_UINT32, r.comm, r.stream);
+    case Kind::kAlltoallv:
+      break;
   }
+  const std::vector<uint64_t> counts(kMostRanks, kCount);
+  return mep_alltoallv(r.send, r.receive, counts.data(), nullptr, counts.data(), nullptr,
+                       MEP_UINT32, r.comm, r.stream);
 }
 
 // The value that a block of the receive buffer of `rank` has to have afterwards.
@@ -145,7 +163,7 @@ inline void poison(const std::vector<Rank>& ranks) {
 
 // Each kind on the first `members` of the ranks, eagerly.
 inline void each_kind(const std::vector<Rank>& ranks, uint32_t members, const char* where) {
-  for (const Kind kind : kKinds) {
+  for (const Kind kind : kinds_here()) {
     for (const uint32_t root : {0u, members - 1}) {
       if (root != 0 && !has_root(kind)) continue;
       poison(ranks);
@@ -181,6 +199,8 @@ inline cudaGraphExec_t capture(const Rank& rank, const std::function<void()>& bo
 void kinds(uint32_t count);
 void kinds_in_place(uint32_t count);
 
+// In gpu_comm_counts.cu: those with a length for each block.
+void counts(uint32_t count, uint64_t seed);
 // In gpu_comm_records.cu: records of how operations ended, in memory of a GPU or in pinned memory.
 void records(uint32_t count, bool on_device);
 

@@ -1,6 +1,7 @@
 // Communicators on GPUs through the C ABI: ranks as threads of this process, each with a stream. Refused
-// calls, the results of collectives, and what happens when a rank aborts, with graphs captured before. Kinds in which
-// ranks get different things are in gpu_comm_kinds.cu, records of operations in gpu_comm_records.cu.
+// calls, the results of collectives, and what happens when a rank aborts, with graphs captured before. In files of their own:
+// kinds in which ranks get different things (gpu_comm_kinds.cu), with counts (gpu_comm_counts.cu), and records of operations
+// (gpu_comm_records.cu).
 #include <cstring>
 #include <functional>
 
@@ -166,7 +167,7 @@ void gathers_without_absent(const std::vector<Rank>& ranks, uint32_t members) {
 
 // A call on a dead root is told so, each time.
 void calls_on_dead_root(const std::vector<Rank>& ranks, uint32_t dead) {
-  for (const Kind kind : kKinds) {
+  for (const Kind kind : kinds_here()) {
     if (!has_root(kind)) continue;
     poison(ranks);
     for (uint32_t i = 0; i < dead; ++i) {
@@ -208,24 +209,27 @@ std::vector<Call> different_calls(const std::vector<Rank>& ranks) {
       return enqueue_kind(r, kind, static_cast<uint32_t>(&r - ranks.data()), root);
     };
   };
-  return {[](const Rank& r) { return mep_barrier(r.comm, r.stream); },
-          reduce(kCount, MEP_UINT32, MEP_SUM),
-          reduce(kCount, MEP_UINT32, MEP_MAX),
-          reduce(kCount, MEP_INT32, MEP_SUM),
-          reduce(kCount / 2, MEP_UINT32, MEP_SUM),
-          reduce_long(0),
-          reduce_long(7),
-          broadcast(0),
-          broadcast(1),
-          [](const Rank& r) {
-            return mep_allgather(r.send, r.receive, kCount, MEP_UINT32, r.comm, r.stream);
-          },
-          of_kind(Kind::kReduce, 0),
-          of_kind(Kind::kReduceScatter, 0),
-          of_kind(Kind::kGather, 0),
-          of_kind(Kind::kGather, 1),
-          of_kind(Kind::kScatter, 0),
-          of_kind(Kind::kAlltoall, 0)};
+  std::vector<Call> calls{[](const Rank& r) { return mep_barrier(r.comm, r.stream); },
+                          reduce(kCount, MEP_UINT32, MEP_SUM),
+                          reduce(kCount, MEP_UINT32, MEP_MAX),
+                          reduce(kCount, MEP_INT32, MEP_SUM),
+                          reduce(kCount / 2, MEP_UINT32, MEP_SUM),
+                          reduce_long(0),
+                          reduce_long(7),
+                          broadcast(0),
+                          broadcast(1),
+                          [](const Rank& r) {
+                            return mep_allgather(r.send, r.receive, kCount, MEP_UINT32, r.comm,
+                                                 r.stream);
+                          },
+                          of_kind(Kind::kReduce, 0),
+                          of_kind(Kind::kReduceScatter, 0),
+                          of_kind(Kind::kGather, 0),
+                          of_kind(Kind::kGather, 1),
+                          of_kind(Kind::kScatter, 0),
+                          of_kind(Kind::kAlltoall, 0)};
+  if (has_counts()) calls.push_back(of_kind(Kind::kAlltoallv, 0));
+  return calls;
 }
 
 // One rank calls something else than the others: all are told so, and the next calls go on.
@@ -364,10 +368,12 @@ int main() {
     return result == MEP_ERR_UNSUPPORTED || result == MEP_ERR_DEVICE ? kSkipped : 1;
   }
   std::printf("ranks are dealt to %d GPU(s)\n", gpu_count());
+  const uint64_t seed = draw_seed();
   refusals();
   for (const uint32_t ranks : {1u, 2u, 4u, 8u}) collectives(ranks);
   for (const uint32_t ranks : {1u, 2u, 4u, 8u}) kinds(ranks);
   for (const uint32_t ranks : {2u, 5u}) kinds_in_place(ranks);
+  for (const uint32_t ranks : {1u, 2u, 3u, 8u}) counts(ranks, seed + ranks);
   records(3, false);
   records(3, true);
   large(3);

@@ -260,6 +260,35 @@ def training(dist, rank, world):
         assert torch.allclose(mine.grad.full_tensor().cpu(), wanted.grad, rtol=1e-12), "FSDP2"
 
 
+def sizes(dist, rank, world):
+    """Split sizes and lists of tensors that differ in size, beside the same on the CPU."""
+    import torch
+
+    def both(call):
+        on_host, on_gpu = call("cpu"), call(gpu())
+        for host, device in zip(on_host, on_gpu):
+            see(device, host, "sizes that differ")
+
+    def split(device):
+        sent = [3 * rank + 5 * to for to in range(world)]
+        received = [3 * source + 5 * rank for source in range(world)]
+        given = torch.arange(sum(sent) * 2, dtype=torch.float64).reshape(-1, 2).to(device) + 1000 * rank
+        out = torch.zeros(sum(received), 2, dtype=torch.float64, device=device)
+        dist.all_to_all_single(out, given, received, sent)
+        return [out]
+
+    def lists(device):
+        given = [torch.full((to + 1,), 10 * rank + to, device=device) for to in range(world)]
+        out = [torch.zeros(rank + 1, dtype=torch.int64, device=device) for _ in range(world)]
+        dist.all_to_all(out, given)
+        gathered = [torch.zeros(source, 3, device=device) for source in range(world)]
+        dist.all_gather(gathered, torch.full((rank, 3), float(rank), device=device))
+        return out + gathered
+
+    both(split)
+    both(lists)
+
+
 def mixed(dist, rank, world):
     """Both kinds of tensors on one group, subgroups, and what is refused."""
     import torch
@@ -279,10 +308,8 @@ def mixed(dist, rank, world):
 
     if world > 1:
         refused(NotImplementedError, "send: a tensor on cuda", lambda: dist.send(device, (rank + 1) % world))
-        refused(NotImplementedError, "different sizes", lambda: dist.all_gather(
-            [torch.zeros(10 + r, device=gpu()) for r in range(world)], torch.zeros(10 + rank, device=gpu())))
-        refused(NotImplementedError, "split sizes", lambda: dist.all_to_all_single(
-            torch.zeros(world * 10, device=gpu()), torch.zeros(world * 10, device=gpu()), [10] * world, [10] * world))
+        refused(NotImplementedError, "reduce_scatterv", lambda: dist.reduce_scatter(
+            torch.zeros(10 + rank, device=gpu()), [torch.zeros(10 + r, device=gpu()) for r in range(world)]))
     refused(ValueError, "tensors on", lambda: dist.all_gather_into_tensor(torch.zeros(10 * world), device))
     group = dist.new_group(list(range(world)))
     graph = torch.cuda.CUDAGraph()
@@ -352,7 +379,7 @@ def configurations(dist, rank, world):
 
 
 RANKS = {function.__name__: function
-         for function in (reductions, movements, streams, graphs, training, mixed, death, configurations)}
+         for function in (reductions, movements, streams, graphs, training, sizes, mixed, death, configurations)}
 
 
 def be_a_rank(name):
@@ -397,6 +424,9 @@ class GpuTest(unittest.TestCase):
 
     def test_training(self):
         self.run_ranks("training")
+
+    def test_sizes(self):
+        self.run_ranks("sizes")
 
     def test_mixed(self):
         self.run_ranks("mixed")

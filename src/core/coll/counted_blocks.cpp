@@ -302,7 +302,7 @@ size_t counted_contribution_bytes(const std::byte* contribution, size_t most) {
 mep_result_t prepare_counted_blocks(const Collectives& comm, Operation& operation) {
   operation.counted = std::make_unique<CountedBlocks>();
   CountedBlocks& blocks = *operation.counted;
-  lay_out_counted_blocks(comm, operation);
+  lay_out_counted_blocks(operation.kind, comm, operation.args, operation.counted.get());
   operation.args.counts = nullptr;
   size_t bytes = blocks_at(operation, comm.size());
   const size_t most = EagerRing::slot_bytes_of(comm.size()) - sizeof(uint64_t);

@@ -24,8 +24,9 @@ namespace mep {
 [[nodiscard]] Step step_counted_blocks(Collectives& comm, Operation& operation);
 [[nodiscard]] Step settle_counted_blocks(Collectives& comm, Operation& operation);
 
-// Where the blocks of the call lie. The counts are read for the last time.
-void lay_out_counted_blocks(const Collectives& comm, Operation& operation);
+// Where the blocks of a call lie, whose arguments were checked. The counts are read for the last time.
+void lay_out_counted_blocks(Collective kind, const Collectives& comm, const CollectiveArgs& args,
+                            CountedBlocks* blocks);
 
 // The length of a contribution in an eager slot of at most `most` bytes; its beginning is there in any case.
 [[nodiscard]] size_t counted_contribution_bytes(const std::byte* contribution, size_t most);

@@ -155,12 +155,12 @@ mep_result_t check_counted_blocks(Collective kind, const Collectives& comm,
   return check_places(comm, args, send_side(facts, comm, args), receive_side(facts, comm, args));
 }
 
-void lay_out_counted_blocks(const Collectives& comm, Operation& operation) {
-  const CollectiveArgs& args = operation.args;
-  const OperationFacts& facts = facts_of(operation.kind);
+void lay_out_counted_blocks(Collective kind, const Collectives& comm, const CollectiveArgs& args,
+                            CountedBlocks* blocks) {
+  const OperationFacts& facts = facts_of(kind);
   const size_t element = mep_dtype_size(args.dtype);
-  lay_out(send_side(facts, comm, args), comm.size(), element, &operation.counted->given);
-  lay_out(receive_side(facts, comm, args), comm.size(), element, &operation.counted->gotten);
+  lay_out(send_side(facts, comm, args), comm.size(), element, &blocks->given);
+  lay_out(receive_side(facts, comm, args), comm.size(), element, &blocks->gotten);
 }
 
 }  // namespace mep

@@ -6,6 +6,7 @@
 #include "base/failpoint.hpp"
 #include "base/status.hpp"
 #include "core/coll/check.hpp"
+#include "core/coll/counted_blocks.hpp"
 #include "core/cuda/ep_call.hpp"
 #include "core/cuda/gpu_buffers.hpp"
 #include "core/cuda/pinned_word.hpp"
@@ -194,12 +195,6 @@ mep_result_t GpuComm::carry_out(Collective kind, const CollectiveArgs& args, voi
   const DeviceScope scope(device());
   MEP_TRY(scope.check());
   MEP_TRY(check_stream_device(device(), stream));
-  // A wrong pointer in a kernel would end all work of the process on the GPU.
-  const auto root = static_cast<uint32_t>(args.root);
-  if (args.count != 0) {
-    if (type.gives(comm_.rank(), root)) MEP_TRY(check_pointer(device(), args.send, "sendbuf"));
-    if (type.gets(comm_.rank(), root)) MEP_TRY(check_pointer(device(), args.receive, "recvbuf"));
-  }
   CollCall call{};
   call.send = args.send;
   call.receive = args.receive;
@@ -207,9 +202,42 @@ mep_result_t GpuComm::carry_out(Collective kind, const CollectiveArgs& args, voi
   call.dtype = args.dtype;
   call.op = args.op;
   call.kind = kind;
-  call.root = root;
+  call.root = static_cast<uint32_t>(args.root);
   call.status = device::op_status_place(status_place().record, status_place().bytes, comm_.size());
+  if (type.has_counts) return launch_counted(args, &call, stream);
+  // A wrong pointer in a kernel would end all work of the process on the GPU.
+  if (args.count != 0) {
+    if (type.gives(comm_.rank(), call.root)) MEP_TRY(check_pointer(device(), args.send, "sendbuf"));
+    if (type.gets(comm_.rank(), call.root)) {
+      MEP_TRY(check_pointer(device(), args.receive, "recvbuf"));
+    }
+  }
   return device::launch_coll(call, state_, layout_, 0, stream);
+}
+
+mep_result_t GpuComm::launch_counted(const CollectiveArgs& args, CollCall* call, void* stream) {
+  const OperationFacts& facts = facts_of(call->kind);
+  CountedBlocks laid;
+  lay_out_counted_blocks(call->kind, comm_.collectives(), args, &laid);
+  device::CollBlocks blocks{};
+  for (uint32_t rank = 0; rank < comm_.size(); ++rank) {
+    if (facts.gets(rank, call->root))
+      blocks.given[rank] = {laid.given[rank].offset, laid.given[rank].bytes};
+    if (facts.gives(rank, call->root))
+      blocks.gotten[rank] = {laid.gotten[rank].offset, laid.gotten[rank].bytes};
+    if (blocks.given[rank].bytes != 0) {
+      MEP_TRY(check_pointer(
+          device(), static_cast<const std::byte*>(args.send) + blocks.given[rank].at, "sendbuf"));
+    }
+    if (blocks.gotten[rank].bytes != 0) {
+      MEP_TRY(check_pointer(
+          device(), static_cast<std::byte*>(args.receive) + blocks.gotten[rank].at, "recvbuf"));
+    }
+    // In an allgather all ranks know all lengths.
+    if (call->kind == Collective::k_allgatherv)
+      call->bytes = std::max(call->bytes, blocks.gotten[rank].bytes);
+  }
+  return device::launch_coll(*call, state_, layout_, 0, stream, &blocks);
 }
 
 // --- The control thread ---------------------------------------------------------------------------

@@ -69,6 +69,7 @@ class GpuComm : public GpuBackend, public ViewParticipant {
 
  private:
   mep_result_t carry_out(Collective kind, const CollectiveArgs& args, void* stream) override;
+  mep_result_t launch_counted(const CollectiveArgs& args, device::CollCall* call, void* stream);
   mep_result_t check_memory(const void* memory, const char* name) const override;
   void watch() override;
   mep_result_t start();

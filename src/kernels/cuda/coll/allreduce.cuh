@@ -25,6 +25,8 @@ CollKernel two_shot_kernel(mep_dtype_t dtype);
 CollKernel reduce_scatter_kernel(mep_dtype_t dtype);
 CollKernel long_reduce_kernel(mep_dtype_t dtype);
 CollKernel blocks_kernel();
+using CountedKernel = void (*)(CollState*, CollCall, CollBlocks);
+CountedKernel counted_kernel();
 
 // A reduce is an allreduce whose result only the root keeps: any member can give what another one lacks.
 __device__ inline bool keeps_result(const CollState* state, const CollCall& call) {

@@ -24,8 +24,9 @@ uint32_t most_coll_ctas(uint32_t capacity, uint32_t ranks_on_device);
 // Whether an allreduce of `bytes` is exchanged whole or reduced in slices.
 bool coll_is_one_shot(const CollLayout& layout, uint64_t bytes);
 
-// Enqueues it. `ctas` 0: by its size.
+// Enqueues it. `ctas` 0: by its size. blocks: of a call with counts; its `ctas` are 0.
 [[nodiscard]] mep_result_t launch_coll(const CollCall& call, CollState* state,
-                                       const CollLayout& layout, uint32_t ctas, void* stream);
+                                       const CollLayout& layout, uint32_t ctas, void* stream,
+                                       const CollBlocks* blocks = nullptr);
 
 }  // namespace mep::device

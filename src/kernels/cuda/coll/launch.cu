@@ -63,7 +63,11 @@ uint32_t choose_ctas(const CollCall& call, const CollLayout& layout) {
 }
 
 template <typename Visit>
-mep_result_t each_kernel(Visit&& visit) {
+mep_result_t each_kernel(Visit&& visit_function) {
+  const auto visit = [&](auto kernel) {
+    return visit_function(reinterpret_cast<const void*>(kernel));
+  };
+  MEP_TRY(visit(counted_kernel()));
   MEP_TRY(visit(exchange_kernel()));
   MEP_TRY(visit(short_exchange_kernel()));
   MEP_TRY(visit(short_blocks_kernel()));
@@ -127,6 +131,7 @@ CollKernel kernel_of(const CollCall& call, const CollLayout& layout) {
       if (is_sliced(call, layout)) return long_reduce_kernel(call.dtype);
       return coll_is_one_shot(layout, call.bytes) ? one_shot_kernel(call.dtype)
                                                   : two_shot_kernel(call.dtype);
+    case CollPath::kCounted:  // another type: counted_kernel()
     case CollPath::kNone:
       break;
   }
@@ -159,10 +164,9 @@ bool coll_is_one_shot(const CollLayout& layout, uint64_t bytes) {
 }
 
 mep_result_t load_coll_kernels() {
-  return each_kernel([](CollKernel kernel) -> mep_result_t {
+  return each_kernel([](const void* kernel) -> mep_result_t {
     cudaFuncAttributes attributes{};
-    const cudaError_t error =
-        cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
     return error == cudaSuccess ? mep_result_t{MEP_SUCCESS}
                                 : cuda_failed(error, "a collective kernel cannot be loaded");
   });
@@ -173,7 +177,7 @@ mep_result_t coll_cta_capacity(int device, uint32_t* ctas) {
   cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (error != cudaSuccess) return cuda_failed(error, "cudaDeviceGetAttribute");
   int least = INT32_MAX;
-  MEP_TRY(each_kernel([&](CollKernel kernel) -> mep_result_t {
+  MEP_TRY(each_kernel([&](const void* kernel) -> mep_result_t {
     int blocks = 0;
     error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kCollThreads, 0);
     if (error != cudaSuccess) return cuda_failed(error, "the occupancy of a collective kernel");
@@ -185,19 +189,27 @@ mep_result_t coll_cta_capacity(int device, uint32_t* ctas) {
 }
 
 mep_result_t launch_coll(const CollCall& call, CollState* state, const CollLayout& layout,
-                         uint32_t ctas, void* stream) {
+                         uint32_t ctas, void* stream, const CollBlocks* blocks) {
   if (coll_path(call.kind) == CollPath::kNone) {
     return mep::fail(MEP_ERR_UNSUPPORTED, "no kernel carries out %s (kind %u)", name_of(call.kind),
                      static_cast<uint32_t>(call.kind));
   }
-  const CollKernel kernel = kernel_of(call, layout);
-  if (kernel == nullptr)
-    return mep::fail(MEP_ERR_INVALID_ARGUMENT, "dtype %u is no type", call.dtype);
-  if (ctas == 0) ctas = choose_ctas(call, layout);
   CollCall marked = call;
   marked.fingerprint = fingerprint_of(call);
   marked.is_rooted = facts_of(call.kind).is_rooted ? 1 : 0;
-  launch_kernel(kernel, ctas, kCollThreads, 0, static_cast<cudaStream_t>(stream), state, marked);
+  auto* const on = static_cast<cudaStream_t>(stream);
+  if (coll_path(call.kind) == CollPath::kCounted) {
+    if (blocks == nullptr) return mep::fail(MEP_ERR_INTERNAL, "a call with counts has no blocks");
+    // All ranks have as many CTAs, whatever each knows of the lengths.
+    ctas = call.bytes != 0 ? choose_ctas(call, layout) : layout.ctas;
+    launch_kernel(counted_kernel(), ctas, kCollThreads, 0, on, state, marked, *blocks);
+  } else {
+    const CollKernel kernel = kernel_of(call, layout);
+    if (kernel == nullptr)
+      return mep::fail(MEP_ERR_INVALID_ARGUMENT, "dtype %u is no type", call.dtype);
+    if (ctas == 0) ctas = choose_ctas(call, layout);
+    launch_kernel(kernel, ctas, kCollThreads, 0, on, state, marked);
+  }
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return cuda_failed(error, "a collective cannot be launched");
   return MEP_SUCCESS;

@@ -26,11 +26,12 @@ constexpr uint32_t kThirdSenders = 160;
 constexpr uint32_t kHalfSenders = 256;
 constexpr uint32_t kMostSenders = 480;
 
-// send(team, step), spare(team, chunk) and take(team, chunk), with numbers from 0; spare() waits for nobody. False in
-// all threads: the operation has failed.
+// send(team, step), spare(team, chunk) and take(team, chunk), with numbers from 0, that of the step `first`; spare() waits
+// for nobody. False in all threads: the operation has failed.
 template <uint32_t kLag, typename Send, typename Spare, typename Take>
 __device__ inline bool run_pipeline(CollState* state, CollFrame* frame, uint64_t chunks,
-                                    uint32_t senders, Send&& send, Spare&& spare, Take&& take) {
+                                    uint32_t senders, Send&& send, Spare&& spare, Take&& take,
+                                    uint64_t first) {
   const CollLayout& layout = state->layout;
   const uint64_t steps = chunks + kLag - 1;
   const bool split = chunks > 1;
@@ -42,7 +43,7 @@ __device__ inline bool run_pipeline(CollState* state, CollFrame* frame, uint64_t
   const auto row = [&](uint64_t step) { return layout.exchange_row(step & 1, blockIdx.x); };
   for (uint64_t number = 0; number <= steps; ++number) {
     if (sends) {
-      const uint64_t step = frame->step + number;
+      const uint64_t step = first + number;
       const bool goes_on =
           number == 0 || wait_members(team, state, frame, row(step - 1),
                                       layout.scatter_row(blockIdx.x), coll_tag(*frame, step - 1));
@@ -69,6 +70,11 @@ __device__ inline bool run_pipeline(CollState* state, CollFrame* frame, uint64_t
     }
   }
   return true;
+}
+template <uint32_t kLag, typename Send, typename Spare, typename Take>
+__device__ inline bool run_pipeline(CollState* state, CollFrame* frame, uint64_t chunks,
+                                    uint32_t senders, Send&& send, Spare&& spare, Take&& take) {
+  return run_pipeline<kLag>(state, frame, chunks, senders, send, spare, take, frame->step);
 }
 
 }  // namespace mep::device

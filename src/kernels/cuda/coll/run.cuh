@@ -9,8 +9,8 @@
 #include <cstdint>
 
 #include "kernels/cuda/coll/state.hpp"
-#include "kernels/cuda/device/protocol.cuh"
 #include "kernels/cuda/device/op_status.cuh"
+#include "kernels/cuda/device/protocol.cuh"
 
 namespace mep::device {
 
@@ -37,6 +37,7 @@ struct CollFrame {
   uint32_t mismatched;  // a member calls something else
   uint32_t finished;    // the data threads of CTA 0
   uint64_t stopped_at;  // of a pipeline: its number when it failed
+  uint64_t chunks;      // with counts: those of the longest block; 0: not known
 
   // Members from this rank on, around: ranks that begin at different ones do not all write to one.
   __device__ uint32_t cursor_after(uint32_t count) const {
@@ -124,6 +125,7 @@ __device__ inline void begin_frame(const CollState* state, const CollCall& call,
     frame->mismatched = 0;
     frame->finished = 0;
     frame->stopped_at = UINT64_MAX;
+    frame->chunks = 0;
     uint32_t members = 0;
     for (uint32_t rank = 0; rank < state->layout.ranks; ++rank) {
       if ((state->live >> rank & 1) == 0) continue;
@@ -470,7 +472,7 @@ struct CollLeader {
     }
     if (result == MEP_ERR_MISMATCH) {
       state->seq = frame->seq;
-      state->step = frame->step + 1;
+      state->step = frame->step + (frame->chunks == 0 ? 1 : 2);  // the lengths were told, too
     }
     if (result != MEP_SUCCESS) {
       __threadfence_system();  // `done` of the operation before

@@ -16,7 +16,7 @@
 //
 // A word carries a fingerprint of the call, so ranks that call different things find out in the first step,
 // all of them, since all wait for all. Such an operation fails with MEP_ERR_MISMATCH, and takes a number
-// and one step.
+// and one step; where lengths differ that they told in the first step, two.
 //
 // Membership. `entered`, `done` and `parked` tell the control thread what the device has begun and
 // ended; `word` is odd while the channel is frozen. The leader stores `entered` and then reads `word`,
@@ -171,6 +171,7 @@ enum class CollPath : uint32_t {
   kReduce,        // ... and reduced; in slices, if it is long
   kBlocks,        // each block is put into the window of the rank that gets it, and copied out
   kReduceBlocks,  // ... and reduced
+  kCounted,       // as kBlocks, with a length for each block
 };
 
 constexpr CollPath coll_path(Collective kind) {
@@ -188,6 +189,11 @@ constexpr CollPath coll_path(Collective kind) {
       return CollPath::kBlocks;
     case Collective::k_reduce_scatter:
       return CollPath::kReduceBlocks;
+    case Collective::k_allgatherv:
+    case Collective::k_gatherv:
+    case Collective::k_scatterv:
+    case Collective::k_alltoallv:
+      return CollPath::kCounted;
     default:
       return CollPath::kNone;
   }
@@ -197,7 +203,7 @@ constexpr CollPath coll_path(Collective kind) {
 struct CollCall {
   const void* send;
   void* receive;
-  uint64_t bytes;  // of one block
+  uint64_t bytes;  // of one block; with counts the longest, if all ranks know all of them, else 0
   mep_dtype_t dtype;
   mep_op_t op;
   Collective kind;
@@ -207,5 +213,15 @@ struct CollCall {
   OpStatusPlace status;
 };
 constexpr uint32_t kFingerprintBits = 12;
+
+// The blocks of a call with counts, in bytes of its buffers, by rank. A rank that gives another nothing, or gets nothing,
+// has a length of 0 there.
+struct CollBlock {
+  uint64_t at, bytes;
+};
+struct CollBlocks {
+  CollBlock given[kMaxCollRanks];
+  CollBlock gotten[kMaxCollRanks];
+};
 
 }  // namespace mep::device

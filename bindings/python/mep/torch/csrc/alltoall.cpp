@@ -35,6 +35,35 @@ std::vector<uint64_t> counts_of(const at::Tensor& tensor, const std::vector<int6
   return counts;
 }
 
+std::vector<uint64_t> bytes_of_each(const std::vector<at::Tensor>& tensors) {
+  std::vector<uint64_t> bytes;
+  for (const at::Tensor& tensor : tensors) bytes.push_back(tensor.nbytes());
+  return bytes;
+}
+
+// Tensors of a GPU. A rank whose own tensors are all of one size does not know whether those of others are; so all
+// call the form with counts. GPUs that post to queues have none: there all sizes must be equal.
+void add_packed_alltoall(const std::vector<at::Tensor>& inputs,
+                         const std::vector<at::Tensor>& outputs, Call* call) {
+  const at::Tensor from = packed_from(inputs);
+  const at::Tensor place = packed_like(outputs);
+  call->buffers = {from, place};
+  const std::vector<uint64_t> sent = bytes_of_each(inputs);
+  const std::vector<uint64_t> received = bytes_of_each(outputs);
+  const bool is_even =
+      sent == received &&
+      std::all_of(sent.begin(), sent.end(), [&](uint64_t bytes) { return bytes == sent[0]; });
+  call->steps.push_back([=](const Target& at) {
+    const mep_result_t result =
+        mep_alltoallv(from.const_data_ptr(), place.data_ptr(), sent.data(), nullptr,
+                      received.data(), nullptr, MEP_UINT8, at.comm, at.stream);
+    if (result != MEP_ERR_UNSUPPORTED || !is_even) return result;
+    return mep_alltoall(from.const_data_ptr(), place.data_ptr(), sent[0], MEP_UINT8, at.comm,
+                        at.stream);
+  });
+  append_finish([place, outputs] { copy_out(place, outputs); }, call);
+}
+
 }  // namespace
 
 ProcessGroupMep::WorkPtr ProcessGroupMep::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -64,9 +93,6 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::alltoall_base(at::Tensor& output, at::
     });
     return run(std::move(call));
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(place.is_cpu(),
-                              "mep: alltoall: split sizes for tensors of a GPU; give none, or "
-                              "tensors of the CPU");
   std::vector<uint64_t> send_counts = sent;
   std::vector<uint64_t> receive_counts = received;
   for (uint64_t& count : send_counts) count *= scale;
@@ -92,17 +118,8 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::alltoall(Tensors& outputs, Tensors& in
   Call call = call_of(OpType::ALLTOALL, "alltoall", "all_to_all", opts);
   call.inputs = inputs;
   call.outputs = outputs;
-  if (!inputs[0].is_cpu() && is_packed(inputs, "alltoall") && is_packed(outputs, "alltoall")) {
-    const at::Tensor from = packed_from(inputs);
-    const at::Tensor place = packed_like(outputs);
-    TORCH_CHECK_VALUE(from.nbytes() == place.nbytes(),
-                      "mep: alltoall: the outputs must be as large as the inputs on a GPU");
-    call.buffers = {from, place};
-    call.steps.push_back([from = from.data_ptr(), to = place.data_ptr(),
-                          bytes = inputs[0].nbytes()](const Target& at) {
-      return mep_alltoall(from, to, bytes, MEP_UINT8, at.comm, at.stream);
-    });
-    append_finish([place, outputs] { copy_out(place, outputs); }, &call);
+  if (!inputs[0].is_cpu()) {
+    add_packed_alltoall(inputs, outputs, &call);
     return run(std::move(call));
   }
   Blocks sent = blocks_to_read(inputs, MEP_UINT8, {});

@@ -51,8 +51,9 @@ inline at::Tensor place_to_update(const at::Tensor& tensor, Call* call) {
   return place;
 }
 
-// Whether a list of tensors travels as one packed buffer. On GPUs every list does: there are no forms with counts.
-bool is_packed(const std::vector<at::Tensor>& tensors, const char* name);
+// Whether a list of tensors, of the same sizes on all ranks, travels as one packed buffer: small ones, and on GPUs all of
+// one size.
+bool is_packed(const std::vector<at::Tensor>& tensors);
 
 // The input, or a copy of it where it shares memory with an output otherwise than MEP allows.
 at::Tensor apart_from(const at::Tensor& input, const Span& output, const void* in_place,

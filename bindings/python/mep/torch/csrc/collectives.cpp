@@ -42,13 +42,8 @@ void divide_after(const Reduction& reduction, const at::Tensor& result, int size
 
 }  // namespace
 
-bool is_packed(const std::vector<at::Tensor>& tensors, const char* name) {
-  const bool is_even = are_even(tensors);
-  if (tensors[0].is_cpu()) return is_even && bytes_of(tensors) <= kPackBytes;
-  TORCH_CHECK_NOT_IMPLEMENTED(is_even, "mep: ", name,
-                              ": tensors of different sizes on a GPU; give equal sizes, or tensors "
-                              "of the CPU");
-  return true;
+bool is_packed(const std::vector<at::Tensor>& tensors) {
+  return are_even(tensors) && (!tensors[0].is_cpu() || bytes_of(tensors) <= kPackBytes);
 }
 
 at::Tensor apart_from(const at::Tensor& input, const Span& output, const void* in_place,
@@ -198,7 +193,7 @@ void ProcessGroupMep::add_allgather_list(Tensors& outputs, const at::Tensor& inp
   check_list(outputs, "allgather", "output");
   TORCH_CHECK_VALUE(outputs[static_cast<size_t>(rank_)].nbytes() == input.nbytes(),
                     "mep: allgather: output ", rank_, " must be as large as the input");
-  if (is_packed(outputs, "allgather")) {
+  if (is_packed(outputs)) {
     at::Tensor packed = packed_like(outputs);
     call->buffers.push_back(packed);
     // One element may have any stride and be called contiguous.
@@ -427,7 +422,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::reduce_scatter(
   Call call = call_of(OpType::REDUCE_SCATTER, "reduce_scatter", "reduce_scatter", opts);
   call.inputs = blocks_in;
   call.outputs = outputs;
-  if (is_packed(blocks_in, "reduce_scatter")) {
+  if (is_packed(blocks_in)) {
     const at::Tensor packed = packed_from(blocks_in).view(output.scalar_type());
     add_reduce_scatter(output, packed, opts.reduceOp, &call);
     return run(std::move(call));
