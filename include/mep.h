@@ -652,8 +652,20 @@ MEP_API mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests,
  * a report of a change: the next collective reports it all the same. mep_comm_last_op does not tell of messages;
  * mep_request_info and mep_request_wait do, with a number of their own.
  *
- * Host communicators only: MEP_ERR_UNSUPPORTED on one with a GPU; stream is NULL. Errors of all:
- * MEP_ERR_PEER_FAILED, MEP_ERR_PEER_LEFT, MEP_ERR_TIMEOUT, MEP_ERR_NO_QUORUM, MEP_ERR_EVICTED,
+ * On a host communicator stream is NULL. On one whose GPUs map each other, or share pinned memory, mep_send, mep_recv
+ * and mep_sendrecv are enqueued on stream and return; they can be captured in graphs, and mep_comm_async_result tells
+ * of failures. There
+ *   - messages of one rank to another are taken in the order in which they were sent. A receive names its source;
+ *     its tag and type must be those of the message that comes, else it ends with MEP_ERR_MISMATCH, and one that is
+ *     too short with MEP_ERR_CAPACITY. That message is lost, and the next receive goes on;
+ *   - message is NULL. Not built: MEP_ANY_SOURCE, nonblocking forms and probes;
+ *   - a send ends when the receiver has made room for all of it, up to a few hundred KB without it. Two ranks that
+ *     exchange more use mep_sendrecv or a group, which is one operation: at most 96 messages of a communicator, on
+ *     one stream, and none waits for another but those of one rank, one way;
+ *   - calls with one rank, one way, are in one order: on one stream, or on several that events order;
+ *   - one that has waited longer than the timeout ends with MEP_ERR_TIMEOUT, and then all further ones with that
+ *     rank that way do, on both ranks. mep_comm_revoke does not end those that wait.
+ * Where GPUs post to queues: MEP_ERR_UNSUPPORTED. Errors of all: MEP_ERR_PEER_FAILED, MEP_ERR_PEER_LEFT, MEP_ERR_TIMEOUT, MEP_ERR_NO_QUORUM, MEP_ERR_EVICTED,
  * MEP_ERR_REVOKED, MEP_ERR_ABORTED, MEP_ERR_NO_MEMORY, MEP_ERR_BUSY (another thread is inside a call on this
  * comm).
  * --------------------------------------------------------------------------------------------- */
@@ -680,7 +692,7 @@ static inline void mep_message_defaults(mep_message_t* message) {
   mep_message_init(message, sizeof *message);
 }
 
-/* Sends buffer[count] to rank `dest`. Blocks until the buffer is the caller's again. 0.2 */
+/* Sends buffer[count] to rank `dest`. Blocks until the buffer is the caller's again. 0.2; on GPUs 0.2 */
 MEP_API mep_result_t mep_send(const void* buffer, size_t count, mep_dtype_t dtype, int32_t dest,
                               int32_t tag, mep_comm_t comm, mep_stream_t stream);
 
@@ -717,7 +729,8 @@ MEP_API mep_result_t mep_iprobe(int32_t source, int32_t tag, mep_comm_t comm, in
  * blocking collectives on host communicators only begin, on any comms, and MEP_SUCCESS says no more than that;
  * mep_group_end waits for all of them and returns the first result that is an error, in the order of the calls,
  * else MEP_SUCCESS. Their buffers, and message, belong to them until then. Groups may be nested: the
- * outermost end waits. A comm of the group must not be destroyed before its end. A thread that ends inside a
+ * outermost end waits. Messages of communicators with a GPU are enqueued by the outermost end; other calls on these
+ * are as outside of a group. A comm of the group must not be destroyed before its end. A thread that ends inside a
  * group ends the group. A child made by fork() is in no group.
  * Error of mep_group_begin: MEP_ERR_NO_MEMORY.
  * Errors of mep_group_end: MEP_ERR_INVALID_ARGUMENT (no begin), MEP_ERR_BUSY (a comm is in use; end again). 0.2 */

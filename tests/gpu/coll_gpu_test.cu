@@ -2,6 +2,7 @@
 // printed seed (MEP_TEST_SEED replays it), poisoned outputs with guard bytes, graphs, delays.
 #include "coll_oracle.hpp"
 #include "coll_rig.hpp"
+#include "support/type_reference.hpp"
 
 namespace gpu_test {
 namespace {
@@ -276,7 +277,7 @@ void matrix(uint32_t ranks, std::mt19937_64* random) {
   const size_t whole = longest_one_shot(rig);
   Bench bench(rig, whole + 8'000);
   int cases = 0;
-  for (mep_dtype_t dtype = MEP_INT8; dtype <= MEP_FLOAT8_E5M2; ++dtype) {
+  for (const mep_dtype_t dtype : mep_reference::kAllTypes) {
     for (mep_op_t op = MEP_SUM; op <= MEP_XOR; ++op) {
       if (!pair_exists(dtype, op)) continue;
       for (const size_t count : {size_t{1}, size_t{777}, (whole + 8'000) / size_of_type(dtype)}) {

@@ -201,6 +201,9 @@ void kinds_in_place(uint32_t count);
 
 // In gpu_comm_counts.cu: those with a length for each block.
 void counts(uint32_t count, uint64_t seed);
+// In gpu_comm_messages.cu: messages, and those with a rank that is gone or late.
+void messages(uint32_t count, uint64_t seed);
+void lost_messages(bool aborts, uint64_t seed);
 // In gpu_comm_records.cu: records of how operations ended, in memory of a GPU or in pinned memory.
 void records(uint32_t count, bool on_device);
 

@@ -3,9 +3,19 @@
 
 #include <cstdint>
 
+#include <span>
+#include <vector>
+
 #include "core/api/requests.hpp"
 
 namespace mep {
+
+// Messages of one comm on a stream, which the group's end enqueues as one operation.
+struct StreamBatch {
+  mep_comm_t comm;
+  mep_stream_t stream;
+  std::vector<StreamMessage> messages;
+};
 
 // One a thread. It needs no memory and no destructor: calls that have nothing to do with groups look at it.
 struct Group {
@@ -13,6 +23,7 @@ struct Group {
   uint64_t fork_generation = 0;   // in which it was begun
   mep_request_t first = nullptr;  // in the order of the calls
   mep_request_t last = nullptr;
+  std::vector<StreamBatch>* batches = nullptr;  // null: none. Owned; the group's end frees it
 
   void add(mep_request_t request) {
     request->behind_in_group = nullptr;
@@ -28,6 +39,10 @@ bool is_of_this_process();
 inline bool in_group() {
   return own_group.depth != 0 && is_of_this_process();
 }
+
+// Until the group's end: messages on a stream.
+mep_result_t add_to_group(mep_comm_t comm, mep_stream_t stream,
+                          std::span<const StreamMessage> messages);
 
 // `start` begins an operation and gives its request, as the nonblocking forms do.
 template <typename Start>

@@ -40,8 +40,7 @@ mep_result_t check_tag(int32_t tag, bool may_be_any) {
               may_be_any ? ", or MEP_ANY_TAG" : "");
 }
 
-mep_result_t check(mep_comm_t comm, const MessageCall& call) {
-  MEP_TRY(comm->backend->check_host("a message"));
+mep_result_t check_call(mep_comm_t comm, const MessageCall& call) {
   MEP_TRY(check_peer(*comm->comm, call.is_send ? "dest" : "source", call.peer, !call.is_send));
   MEP_TRY(check_tag(call.tag, !call.is_send));
   const size_t element = mep_dtype_size(call.dtype);
@@ -54,6 +53,21 @@ mep_result_t check(mep_comm_t comm, const MessageCall& call) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "the buffer is NULL, but count is %zu", call.count);
   }
   return check_struct(call.message);
+}
+
+mep_result_t check(mep_comm_t comm, const MessageCall& call) {
+  MEP_TRY(comm->backend->check_host("a message"));
+  return check_call(comm, call);
+}
+
+// On a stream nothing is known when the call returns.
+mep_result_t check_on_stream(mep_comm_t comm, const MessageCall& call) {
+  MEP_TRY(check_call(comm, call));
+  if (call.peer == MEP_ANY_SOURCE) {
+    return fail(MEP_ERR_UNSUPPORTED, "MEP_ANY_SOURCE: a receive on a GPU names its source");
+  }
+  if (call.message == nullptr) return MEP_SUCCESS;
+  return fail(MEP_ERR_UNSUPPORTED, "message: a receive on a GPU tells of none; give NULL");
 }
 
 CallKind kind_of(bool is_send) {
@@ -168,7 +182,6 @@ mep_result_t start_message(mep_comm_t comm, const MessageCall& call, mep_request
 // One or two calls that are made together, to their end.
 mep_result_t run_messages(mep_comm_t comm, std::span<const MessageCall> calls,
                           mep_stream_t stream) {
-  MEP_TRY(check_comm(comm));
   return guarded([&]() -> mep_result_t {
     const CallScope scope(comm);
     MEP_TRY(scope.check());
@@ -196,11 +209,40 @@ mep_result_t run_messages(mep_comm_t comm, std::span<const MessageCall> calls,
   });
 }
 
+// On a communicator with a GPU: enqueued, or left to the group's end.
+mep_result_t enqueue_messages(mep_comm_t comm, std::span<const MessageCall> calls,
+                              mep_stream_t stream) {
+  return guarded([&]() -> mep_result_t {
+    const CallScope scope(comm);
+    MEP_TRY(scope.check());
+    const ToolRange range(name_of(calls));
+    CommCounters& counters = comm->comm->counters();
+    StreamMessage messages[2];
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const MessageCall& call = calls[i];
+      MEP_TRY(check_on_stream(comm, call));
+      messages[i] = {call.is_send, call.from,
+                     call.to,      call.count * mep_dtype_size(call.dtype),
+                     call.dtype,   static_cast<uint32_t>(call.peer),
+                     call.tag};
+    }
+    for (const MessageCall& call : calls) counters.begin(kind_of(call.is_send));
+    const std::span<const StreamMessage> made(messages, calls.size());
+    const mep_result_t result = in_group() ? add_to_group(comm, stream, made)
+                                           : comm->backend->enqueue_messages(made, stream);
+    for (const StreamMessage& each : made) {
+      counters.end(kind_of(each.is_send), result, result == MEP_SUCCESS ? each.bytes : 0);
+    }
+    return result;
+  });
+}
+
 mep_result_t run_or_group(mep_comm_t comm, std::span<const MessageCall> calls,
                           mep_stream_t stream) {
+  MEP_TRY(check_comm(comm));
+  if (comm->backend->device() >= 0) return enqueue_messages(comm, calls, stream);
   if (!in_group()) [[likely]]
     return run_messages(comm, calls, stream);
-  MEP_TRY(check_comm(comm));
   MEP_TRY(check_no_stream(stream));
   return guarded([&]() -> mep_result_t {
     // Before the first of them begins.

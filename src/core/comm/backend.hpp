@@ -18,6 +18,17 @@ namespace mep {
 class Comm;
 class GpuBackend;
 
+// A message on a stream: see mep_send and mep_recv.
+struct StreamMessage {
+  bool is_send = false;
+  const void* from = nullptr;  // of a send
+  void* to = nullptr;          // of a receive
+  uint64_t bytes = 0;          // of a receive: at most
+  mep_dtype_t dtype = MEP_UINT8;
+  uint32_t peer = 0;
+  int32_t tag = 0;  // MEP_ANY_TAG: any
+};
+
 class Backend {
  public:
   // `which`: one of `backends`, whose operations are carried out and no others.
@@ -40,6 +51,11 @@ class Backend {
     return begin(kind, args, operation);
   }
 
+  // On a GPU: checks the memory and enqueues all of them as one operation, in which no message waits for another but of the
+  // same peer and direction.
+  [[nodiscard]] virtual mep_result_t enqueue_messages(std::span<const StreamMessage>, void*) {
+    return check_host("a message");
+  }
   // Refuses `what` on a GPU: it works on host memory only, so far or for good.
   [[nodiscard]] mep_result_t check_host(const char* what) const;
   // -1: host memory.

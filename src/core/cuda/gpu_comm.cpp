@@ -54,7 +54,8 @@ GpuComm::GpuComm(Comm& comm, const GpuPlace& place, WindowPlace windows_at)
       name_(comm.name() + "#device"),
       channel_(comm),
       windows_(comm, windows_at, place.device,
-               hash_bytes(channel_.id(), &windows_at, sizeof windows_at)) {}
+               hash_bytes(channel_.id(), &windows_at, sizeof windows_at)),
+      messages_(comm) {}
 
 GpuComm::~GpuComm() {
   stop_watcher();
@@ -88,6 +89,7 @@ mep_result_t GpuComm::open() {
   MEP_TRY(channel_.open());
   MEP_TRY(PinnedMemory::create(sizeof(device::OpStatus), &proof_memory_));
   state_ = reinterpret_cast<CollState*>(state_memory_->data());
+  MEP_TRY(messages_.open(device(), state_));
   stream_ = std::make_unique<DeviceStream>();
   return stream_->open();
 }
@@ -102,6 +104,9 @@ mep_result_t GpuComm::connect(const Deadline& deadline) {
   begin.next = 1;
   begin.live = view->live_bits.empty() ? 0 : view->live_bits[0];
   MEP_TRY(write_state(begin, kProofMs, 0, 0));
+  const DeviceScope scope(device());
+  MEP_TRY(messages_.meet(*view, stream_->get()));
+  MEP_TRY(stream_->synchronize());
   is_connected_ = true;
   return MEP_SUCCESS;
 }
@@ -240,6 +245,40 @@ mep_result_t GpuComm::launch_counted(const CollectiveArgs& args, CollCall* call,
   return device::launch_coll(*call, state_, layout_, 0, stream, &blocks);
 }
 
+mep_result_t GpuComm::enqueue_messages(std::span<const StreamMessage> messages, void* stream) {
+  MEP_TRY(comm_.identity().check_world());
+  if (channel_.holds_view()) MEP_TRY(adopt_view(Deadline::after_ms(comm_.timeout_ms())));
+  MEP_TRY(check_stream(stream));
+  const DeviceScope scope(device());
+  MEP_TRY(scope.check());
+  MEP_TRY(check_stream_device(device(), stream));
+  if (messages.size() > device::kMostMessages) {
+    return fail(MEP_ERR_UNSUPPORTED,
+                "%zu messages in a group of comm %s; on a GPU it has at most %u", messages.size(),
+                comm_.name().c_str(), device::kMostMessages);
+  }
+  const std::shared_ptr<const CommView> view = comm_.latest_view();
+  std::vector<device::Message> checked;
+  for (const StreamMessage& each : messages) {
+    // A message that has come whole from a rank that is gone can still be received.
+    if (each.is_send && !view->is_live(each.peer)) {
+      return fail(MEP_ERR_PEER_FAILED, "rank %u is not in comm %s any more", each.peer,
+                  comm_.name().c_str());
+    }
+    void* const memory = each.is_send ? const_cast<void*>(each.from) : each.to;
+    if (each.bytes != 0) MEP_TRY(check_pointer(device(), memory, "the buffer"));
+    checked.push_back({memory, each.bytes, each.tag, static_cast<uint16_t>(each.peer),
+                       static_cast<uint8_t>(each.is_send ? 1 : 0),
+                       static_cast<uint8_t>(each.dtype)});
+  }
+  return messages_.enqueue(checked, layout_.ctas, stream);
+}
+
+mep_result_t GpuComm::take_failure() {
+  const mep_result_t result = channel_.take_failure();
+  return result != MEP_SUCCESS ? result : messages_.take_failure();
+}
+
 // --- The control thread ---------------------------------------------------------------------------
 
 void GpuComm::describe(std::vector<membership::ChannelState>* channels) const {
@@ -253,6 +292,7 @@ bool GpuComm::holds(uint64_t channel, uint64_t seq) const {
 void GpuComm::install(const std::shared_ptr<const CommChange>& change,
                       const membership::Proposal* committed) {
   if (change == nullptr) return channel_.resume();
+  messages_.keep(*change->view);
   channel_.install(*change, *committed, windows_.reaches(*change->view));
 }
 
@@ -320,10 +360,12 @@ mep_result_t GpuComm::adopt_view(const Deadline& deadline) {
 // Maps the windows of the latest view, and tells the device where they are. No kernel runs.
 mep_result_t GpuComm::map_held(const Deadline& deadline) {
   MEP_FAILPOINT("joiner map");
-  MEP_TRY(windows_.connect(*channel_.view(), deadline));
+  const std::shared_ptr<const CommView> view = channel_.view();
+  MEP_TRY(windows_.connect(*view, deadline));
   const std::vector<std::byte*> windows = windows_.addresses();
   MEP_TRY(copy_in_order(state_->windows, windows.data(), windows.size() * sizeof(std::byte*),
                         stream_->get()));
+  MEP_TRY(messages_.meet(*view, stream_->get()));
   MEP_TRY(stream_->synchronize());
   windows_.drop_replaced();
   return MEP_SUCCESS;
@@ -365,7 +407,10 @@ mep_result_t GpuComm::go_on_adopted(const GpuChannel::Adoption& adoption) {
 
 void GpuComm::watch() {
   const mep_result_t terminal = comm_.world().terminal_result();
-  if (terminal != MEP_SUCCESS) channel_.end(terminal);
+  if (terminal != MEP_SUCCESS) {
+    channel_.end(terminal);
+    messages_.end(terminal);
+  }
   channel_.tell_late();
 }
 

@@ -22,6 +22,7 @@
 #include "core/comm/comm.hpp"
 #include "core/comm/gpu_backend.hpp"
 #include "core/cuda/gpu_channel.hpp"
+#include "core/cuda/gpu_messages.hpp"
 #include "core/cuda/gpu_windows.hpp"
 #include "kernels/cuda/coll/kernels.hpp"
 #include "transport/cuda/device_memory.hpp"
@@ -49,8 +50,9 @@ class GpuComm : public GpuBackend, public ViewParticipant {
   mep_result_t make_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
                                std::unique_ptr<EpBuffers>* out) override;
   mep_result_t count_layout(const device::DispatchLayout& layout, void* stream) override;
-  mep_result_t take_failure() override { return channel_.take_failure(); }
-  bool busy() const override { return channel_.busy(); }
+  mep_result_t enqueue_messages(std::span<const StreamMessage> messages, void* stream) override;
+  mep_result_t take_failure() override;
+  bool busy() const override { return channel_.busy() || messages_.busy(); }
   void set_timeout_ms(uint32_t ms) override;
   mep_result_t meet_joiners(const Deadline& deadline) override;
 
@@ -85,6 +87,7 @@ class GpuComm : public GpuBackend, public ViewParticipant {
   const std::string name_;
   GpuChannel channel_;
   GpuWindows windows_;
+  GpuMessages messages_;
   device::CollLayout layout_{};
   std::shared_ptr<DeviceMemory> state_memory_;
   std::shared_ptr<PinnedMemory> proof_memory_;

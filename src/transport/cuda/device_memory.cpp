@@ -392,6 +392,24 @@ mep_result_t DeviceStream::synchronize() const {
   return synchronize_stream(stream_);
 }
 
+DeviceEvent::~DeviceEvent() {
+  if (event_ != nullptr) (void)cudaEventDestroy(static_cast<cudaEvent_t>(event_));
+}
+
+mep_result_t DeviceEvent::record(void* stream) {
+  if (event_ == nullptr) {
+    cudaEvent_t event = nullptr;
+    MEP_TRY(check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "an event"));
+    event_ = event;
+  }
+  return check(cudaEventRecord(static_cast<cudaEvent_t>(event_), static_cast<cudaStream_t>(stream)),
+               "an event");
+}
+
+bool DeviceEvent::has_passed() const {
+  return event_ == nullptr || cudaEventQuery(static_cast<cudaEvent_t>(event_)) != cudaErrorNotReady;
+}
+
 mep_result_t synchronize_stream(void* stream) {
   return check(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), "waiting for the GPU");
 }

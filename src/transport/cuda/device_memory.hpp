@@ -148,4 +148,20 @@ class DeviceStream {
   void* stream_ = nullptr;
 };
 
+// A place in a stream.
+class DeviceEvent {
+ public:
+  DeviceEvent() = default;
+  ~DeviceEvent();
+  DeviceEvent(const DeviceEvent&) = delete;
+  DeviceEvent& operator=(const DeviceEvent&) = delete;
+  // Behind what the stream has.
+  [[nodiscard]] mep_result_t record(void* stream);
+  // All before the latest place has run.
+  bool has_passed() const;
+
+ private:
+  void* event_ = nullptr;
+};
+
 }  // namespace mep

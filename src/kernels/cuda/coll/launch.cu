@@ -6,6 +6,7 @@
 #include "base/status.hpp"
 #include "kernels/cuda/coll/allreduce.cuh"
 #include "kernels/cuda/coll/kernels.hpp"
+#include "kernels/cuda/coll/messages.hpp"
 
 namespace mep::device {
 namespace {
@@ -35,6 +36,10 @@ constexpr uint64_t kShortReduceBytes = 16u << 10;
 // From here on broadcasts and reduces of more than two ranks go in slices.
 constexpr uint64_t kSlicedBroadcastBytes = 4u << 20;
 constexpr uint64_t kSlicedReduceBytes = 32u << 20;
+
+// All lanes of all sources together, and the most of a slot: longer ones make a message of a few hundred KB slower.
+constexpr uint64_t kMessageAreaBytes = 16u << 20;
+constexpr uint64_t kMostMessageChunk = 64u << 10;
 
 // CTAs by size: one up to a limit, because more have to meet at the end, which takes a microsecond; beyond, as
 // many as find work for their threads.
@@ -68,6 +73,7 @@ mep_result_t each_kernel(Visit&& visit_function) {
     return visit_function(reinterpret_cast<const void*>(kernel));
   };
   MEP_TRY(visit(counted_kernel()));
+  MEP_TRY(visit(messages_kernel()));
   MEP_TRY(visit(exchange_kernel()));
   MEP_TRY(visit(short_exchange_kernel()));
   MEP_TRY(visit(short_blocks_kernel()));
@@ -148,6 +154,8 @@ CollLayout make_coll_layout(uint32_t ranks, uint32_t ctas, bool on_host) {
   layout.packet_place_bytes = 2 * packet_limit(ranks);
   // Each packet crosses the bus as a write of its own.
   if (on_host) layout.packet_place_bytes = std::min(layout.packet_place_bytes, 2 * kHostPackets);
+  const uint64_t slots = uint64_t{ranks} * kMessageLanes * kMessageSlots;
+  layout.message_chunk_bytes = std::min(kMessageAreaBytes / slots, kMostMessageChunk) / 16 * 16;
   layout.sliced_broadcast_bytes = kSlicedBroadcastBytes;
   layout.sliced_reduce_bytes = kSlicedReduceBytes;
   layout.piece_bytes = std::max(kTileBytes / std::max(ranks, 2u) / 16 * 16, kLeastPieceBytes);

@@ -45,6 +45,10 @@ constexpr uint32_t kCollSlots = 2;
 #else
 constexpr uint32_t kCollSlots = 3;  // of a source, used in turn: see coll/chunks.cuh
 #endif
+// Messages between two ranks, one way: see coll/messages.hpp.
+constexpr uint32_t kMessageLanes = 16;
+constexpr uint32_t kMessageSlots = 4;  // of a lane
+constexpr uint32_t kMessageHeadBytes = 16;
 constexpr uint32_t kCollDecisions = 16;
 constexpr uint32_t kCollFailures = 16;
 
@@ -86,6 +90,7 @@ struct CollLayout {
   uint64_t packet_place_bytes;      // of one step, per rank; half of it is the message
   uint64_t sliced_broadcast_bytes;  // of so many a broadcast goes in slices, if ranks > 2
   uint64_t sliced_reduce_bytes;     // a reduce likewise
+  uint64_t message_chunk_bytes;     // of a slot of messages, behind the head
 
   static constexpr uint64_t kWordsAt = 4096;  // before: the header, word 0 is `done`
   static constexpr uint64_t kRowBytes = uint64_t{kMaxCollRanks} * 8;
@@ -127,8 +132,17 @@ struct CollLayout {
   MEP_BOTH uint64_t result_piece(uint32_t owner, uint32_t cta) const {
     return scatter_piece(ranks, 0) + (uint64_t{owner} * ctas + cta) * piece_bytes;
   }
+  // A lane's word of `peer`: slots that it has taken of this rank's messages, or sent of its own.
+  MEP_BOTH uint64_t message_word(bool taken, uint32_t peer, uint32_t lane) const {
+    const uint64_t index = ((taken ? ranks : 0) + peer) * uint64_t{kMessageLanes} + lane;
+    return result_piece(ranks, 0) + index * 8;
+  }
+  MEP_BOTH uint64_t message_slot(uint32_t source, uint32_t lane, uint64_t slot) const {
+    const uint64_t index = (uint64_t{source} * kMessageLanes + lane) * kMessageSlots + slot;
+    return message_word(true, ranks, 0) + index * (kMessageHeadBytes + message_chunk_bytes);
+  }
   MEP_BOTH uint64_t window_bytes() const {
-    return result_piece(ranks, 0);
+    return message_slot(ranks, 0, 0);
   }
 #undef MEP_BOTH
 };
