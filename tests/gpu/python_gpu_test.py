@@ -94,6 +94,29 @@ def with_torch(mep, comms):
     print("python: PyTorch tensors, eager and in graphs")
 
 
+def messages_of_torch(mep, comms):
+    """send and recv of tensors, both ways in a group, and around with sendrecv."""
+    import torch
+    streams = [torch.cuda.Stream(comm.device) for comm in comms]
+    devices = [torch.device("cuda", comm.device) for comm in comms]
+    for count in (1, 5000, 2_000_000):
+        given = [torch.full((count,), 10.0 + comm.rank, device=device) for comm, device in zip(comms, devices)]
+        taken = [torch.zeros(2, count, device=device) for device in devices]
+        for device in devices:
+            torch.cuda.synchronize(device)
+        for comm, send, recv, stream in zip(comms, given, taken, streams):
+            other = 1 - comm.rank
+            with mep.group():
+                comm.send(send, other, 3, stream=stream)
+                comm.recv(recv[0], other, 3, stream=stream)
+            assert comm.sendrecv(send, other, recv[1], other, stream=stream) is None
+        for comm, recv, device in zip(comms, taken, devices):
+            torch.cuda.synchronize(device)
+            assert recv.eq(11.0 - comm.rank).all().item(), recv[:, :4]
+            comm.async_result()
+    print("python: messages of PyTorch tensors")
+
+
 def experts_of_torch(mep, comms):
     """Dispatch and combine on tensors: experts that give back what they get return each token times the sum of its
     weights. The library's own memory is seen through DLPack."""
@@ -197,7 +220,7 @@ def main():
         return SKIPPED
     print(f"python: ranks are on GPUs {[comm.device for comm in comms]}")
     ran = 0
-    for test in (with_torch, experts_of_torch, with_cupy):
+    for test in (with_torch, messages_of_torch, experts_of_torch, with_cupy):
         try:
             test(mep, comms)
             ran += 1

@@ -289,6 +289,48 @@ def sizes(dist, rank, world):
     both(lists)
 
 
+def messages(dist, rank, world):
+    """send, recv and batches of them: sizes, strides, both ways at a time, in a graph."""
+    import torch
+    dist.all_reduce(torch.zeros(1, device=gpu()))  # connects
+    after, before = (rank + 1) % world, (rank - 1) % world
+
+    def given(source, count):
+        return torch.arange(count, dtype=torch.float32) + 1000 * source
+
+    for count in SIZES:
+        if rank % 2 == 0:
+            dist.send(given(rank, count).to(gpu()), after, tag=count % 7)
+        if rank % 2 == 1 or world % 2 == 1 and rank == 0:
+            place = torch.zeros(count, device=gpu())
+            dist.recv(place, before, tag=count % 7)
+            see(place, given(before, count), "recv", count)
+    for count in SIZES:
+        place = torch.zeros(count, 2, device=gpu())[:, 1]
+        back = torch.zeros(count, device=gpu())
+        works = dist.batch_isend_irecv([
+            dist.P2POp(dist.isend, given(rank, count).to(gpu()), after),
+            dist.P2POp(dist.irecv, place, before),
+            dist.P2POp(dist.isend, given(rank, count).to(gpu()) + 1, before),
+            dist.P2POp(dist.irecv, back, after)])
+        for work in works:
+            work.wait()
+        see(place, given(before, count), "batch", count)
+        see(back, given(after, count) + 1, "batch, backwards", count)
+    tensor, place = given(rank, 5000).to(gpu()), torch.zeros(5000, device=gpu())
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        works = [dist.isend(tensor, after), dist.irecv(place, before)]
+        for work in works:
+            work.wait()
+    for step in range(3):
+        tensor += step
+        graph.replay()
+        torch.cuda.synchronize()
+        see(place, given(before, 5000) + sum(range(step + 1)), "replayed")
+
+
 def mixed(dist, rank, world):
     """Both kinds of tensors on one group, subgroups, and what is refused."""
     import torch
@@ -307,7 +349,7 @@ def mixed(dist, rank, world):
         see(tensor, torch.full((1000,), wanted), "of a group")
 
     if world > 1:
-        refused(NotImplementedError, "send: a tensor on cuda", lambda: dist.send(device, (rank + 1) % world))
+        refused(NotImplementedError, "any source", lambda: dist.recv(device))
         refused(NotImplementedError, "reduce_scatterv", lambda: dist.reduce_scatter(
             torch.zeros(10 + rank, device=gpu()), [torch.zeros(10 + r, device=gpu()) for r in range(world)]))
     refused(ValueError, "tensors on", lambda: dist.all_gather_into_tensor(torch.zeros(10 * world), device))
@@ -379,7 +421,7 @@ def configurations(dist, rank, world):
 
 
 RANKS = {function.__name__: function
-         for function in (reductions, movements, streams, graphs, training, sizes, mixed, death, configurations)}
+         for function in (reductions, movements, streams, graphs, training, sizes, messages, mixed, death, configurations)}
 
 
 def be_a_rank(name):
@@ -427,6 +469,9 @@ class GpuTest(unittest.TestCase):
 
     def test_sizes(self):
         self.run_ranks("sizes")
+
+    def test_messages(self):
+        self.run_ranks("messages")
 
     def test_mixed(self):
         self.run_ranks("mixed")

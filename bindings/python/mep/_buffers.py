@@ -11,16 +11,14 @@ import numpy
 
 from . import _abi
 from ._call import address_argument, lib, size_argument, uint32_argument
-from ._type_numbers import DLPACK as _DLPACK
-from ._type_numbers import NUMBERS, RAW
-from ._type_numbers import SIZES as _SIZES
+from ._type_numbers import DLPACK, NUMBERS, RAW, SIZES
 
 try:  # bfloat16 and 8-bit floats as NumPy types; without it they are uint16 and uint8
     import ml_dtypes as _ml_dtypes  # pyright: ignore[reportMissingImports] - it may be missing
 except ImportError:
     _ml_dtypes = None
 
-TYPE_ARGUMENTS = {number: uint32_argument(number) for number in _SIZES}
+TYPE_ARGUMENTS = {number: uint32_argument(number) for number in SIZES}
 
 
 # Types of the other byte order are other keys.
@@ -33,7 +31,7 @@ _OF_NUMPY.update({numpy.dtype(getattr(_ml_dtypes, name)): number for number, (na
 def dtype_number(dtype: Any) -> int:
     """The MEP type of a name, a number, or a NumPy, ml_dtypes or PyTorch dtype."""
     if isinstance(dtype, int):
-        if isinstance(dtype, bool) or dtype not in _SIZES:
+        if isinstance(dtype, bool) or dtype not in SIZES:
             raise ValueError(f"{dtype} is no type of MEP")
         return dtype
     if isinstance(dtype, type):
@@ -174,12 +172,12 @@ class Buffer:
         self.count = math.prod(self.shape)
         if strides is not None and len(strides) != len(self.shape):
             raise ValueError(f"{len(self.shape)} axes have {len(strides)} strides")
-        contiguous = _is_contiguous(self.shape, strides, _SIZES[dtype])
+        contiguous = _is_contiguous(self.shape, strides, SIZES[dtype])
         self.strides = None if contiguous else tuple(strides or ())
 
     @property
     def itemsize(self) -> int:
-        return _SIZES[self.dtype]
+        return SIZES[self.dtype]
 
     # The arguments that functions of bare() take.
 
@@ -238,13 +236,13 @@ def _from_dlpack(obj: Any) -> Buffer:
     if tensor.device_type not in _CUDA_DEVICES + _HOST_DEVICES:
         raise TypeError(f"the tensor is on a device of DLPack's type {tensor.device_type}; MEP works on "
                         "host and CUDA memory")
-    number = _DLPACK.get((tensor.code, tensor.bits))
+    number = DLPACK.get((tensor.code, tensor.bits))
     if number is None or tensor.lanes != 1:
         raise TypeError(f"DLPack type (code {tensor.code}, {tensor.bits} bits) is no type of MEP")
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = None
     if tensor.strides:  # DLPack counts items
-        strides = tuple(tensor.strides[i] * _SIZES[number] for i in range(tensor.ndim))
+        strides = tuple(tensor.strides[i] * SIZES[number] for i in range(tensor.ndim))
     return Buffer((tensor.data or 0) + tensor.byte_offset, shape, strides, number, True,
                   (obj, capsule), tensor.device_type in _CUDA_DEVICES)
 
@@ -261,7 +259,7 @@ def _cuda_interface(obj: Any) -> Optional[dict[str, Any]]:
 def _from_tensor(tensor: Any) -> Buffer:
     """A tensor of PyTorch on a GPU; __cuda_array_interface__ has no name for all of its types."""
     number = dtype_number(tensor.dtype)
-    strides = tuple(step * _SIZES[number] for step in tensor.stride())
+    strides = tuple(step * SIZES[number] for step in tensor.stride())
     return Buffer(tensor.data_ptr(), tensor.shape, strides, number, True, tensor, on_gpu=True)
 
 
@@ -279,7 +277,7 @@ def _from_interface(obj: Any, interface: dict[str, Any], on_gpu: bool = False) -
             number = dtype_number(obj.dtype)
         except (AttributeError, ValueError):
             pass
-        if number is not None and _SIZES[number] != dtype.itemsize:
+        if number is not None and SIZES[number] != dtype.itemsize:
             number = None
     if number is None:
         number = dtype_number(dtype)
@@ -367,8 +365,8 @@ def _memory(obj: Any, dtype: Any, writable: bool) -> Buffer:
                             "__dlpack__ or buffer protocol") from None
     if dtype is not None:
         number = dtype_number(dtype)
-        if _SIZES[number] != found.itemsize:
-            raise ValueError(f"dtype {dtype!r} has {_SIZES[number]} bytes, the items have "
+        if SIZES[number] != found.itemsize:
+            raise ValueError(f"dtype {dtype!r} has {SIZES[number]} bytes, the items have "
                              f"{found.itemsize}")
         found.dtype = number
     if writable and not found.writable:

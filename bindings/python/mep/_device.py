@@ -4,10 +4,11 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Optional
 
-from ._buffers import _DLPACK, RAW, _DLTensor, dtype_name, numpy_dtype
+from ._buffers import _DLTensor, dtype_name, numpy_dtype
+from ._type_numbers import DLPACK, RAW
 
 _KDL_CUDA = 2
-_DLPACK_TYPE = {number: code_and_bits for code_and_bits, number in _DLPACK.items()}
+_DLPACK_TYPE = {number: code_and_bits for code_and_bits, number in DLPACK.items()}
 # Types that the protocol of __cuda_array_interface__ has no name for.
 _UNNAMED = tuple(RAW)
 

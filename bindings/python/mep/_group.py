@@ -3,8 +3,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, ContextManager, List, Optional
+from typing import Any, ContextManager, List, Optional, Tuple
 
+from ._call import check, lib
 from .request import Request, waitall
 
 
@@ -27,6 +28,7 @@ class _Group:
 
     def __init__(self) -> None:
         self.requests: List[Request] = []
+        self.enqueued: List[Tuple[Any, Tuple[Any, ...], Any]] = []  # function, arguments, what they need
         self._before: "Optional[weakref.ref[_Group]]" = None
 
     def __enter__(self) -> List[Request]:
@@ -39,13 +41,28 @@ class _Group:
         outer = current_group.group()
         if outer is not None:
             outer.requests.extend(self.requests)
+            outer.enqueued.extend(self.enqueued)
         elif kind is None:  # else the exception goes on at once, and so do the operations
             try:
+                self._enqueue()
                 waitall(self.requests)
             finally:
                 for request in self.requests:
                     if request.done:
                         request._tell()
+
+
+    def _enqueue(self) -> None:
+        """Messages on streams, as one operation of each communicator."""
+        if not self.enqueued:
+            return
+        check(lib.mep_group_begin())
+        try:
+            for function, arguments, _ in self.enqueued:
+                check(function(*arguments))
+        finally:
+            ended = lib.mep_group_end()
+        check(ended)
 
 
 def group() -> ContextManager[List[Request]]:
@@ -57,8 +74,20 @@ def group() -> ContextManager[List[Request]]:
     block: `with mep.group() as requests:` has the request of each call so far, whose wait() gives the Message
     (sendrecv makes two, the send's and the receive's). Groups may be nested: the outermost end waits. After an
     exception in the block nothing is waited for, and what has begun goes on.
+
+    send, recv and sendrecv of communicators with a GPU are enqueued by the outermost end, those of a communicator
+    as one operation on one stream.
     """
     return _Group()
+
+
+def enqueue(function: Any, arguments: Tuple[Any, ...], keep: Any) -> None:
+    """A message on a stream: now, or by the end of the thread's group."""
+    group = current_group.group()
+    if group is None:
+        check(function(*arguments))
+    else:
+        group.enqueued.append((function, arguments, keep))
 
 
 def joins_group(request: Request) -> bool:

@@ -2,12 +2,12 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Tuple, cast
 
 from . import _abi
-from ._buffers import Buffer, buffer, dtype_name
-from ._call import Calls, blocking, check, int32, lib
-from ._group import joins_group
+from ._buffers import Buffer, buffer, dtype_name, stream_address
+from ._call import Calls, address_argument, blocking, check, int32, lib
+from ._group import enqueue, joins_group
 from ._types import BufferLike
 from .errors import Error
 from .request import Request, waitall
@@ -68,27 +68,38 @@ class ReceiveRequest(SendRequest):
 
 
 class MessageCalls:
-    """Messages are for host communicators. With `i` before the name: at once, with a request. A message that is
-    sent on one communicator is received on no other."""
+    """With `i` before the name: at once, with a request. A message that is sent on one communicator is received on no
+    other. On a communicator with a GPU send, recv and sendrecv are enqueued on `stream` and return None; a receive names
+    its source, and async_result() raises what has failed. The others are for hosts."""
 
     _address: Optional[int]
     _calls: Calls
 
-    def send(self, buf: BufferLike, dest: int, tag: int = 0, *, dtype: Any = None) -> None:
+    def send(self, buf: BufferLike, dest: int, tag: int = 0, *, dtype: Any = None, stream: Any = 0) -> None:
         """Sends buf to rank dest, with a tag from 0 up. Returns when buf is the caller's again, which says nothing
         about the receiver: a small message waits for nobody, a large one for the receive."""
-        self._finish(self.isend(buf, dest, tag, dtype=dtype))
+        given = buffer(buf, dtype)
+        if self._on_stream(stream, (given,)):
+            enqueue(lib.mep_send, (*_items(given), int32("dest", dest), int32("tag", tag), self._address,
+                                   address_argument(stream_address(stream))), given)
+        else:
+            self._finish(self._send(given, dest, tag))
 
     def isend(self, buf: BufferLike, dest: int, tag: int = 0, *, dtype: Any = None) -> Request:
         """Like send; buf is the caller's again when the request's wait() returns."""
         return self._send(buffer(buf, dtype), dest, tag)
 
     def recv(self, buf: BufferLike, source: int = ANY_SOURCE, tag: int = ANY_TAG, *,
-             dtype: Any = None) -> Message:
+             dtype: Any = None, stream: Any = 0) -> Message:
         """Receives the first message from source with that tag into buf, which may be longer: the rest stays as
         it was. CapacityError: buf is too small; MismatchError: its type is another one. Both have the
         message in `message` and leave it for the next receive."""
-        return cast(Message, self._finish(self.irecv(buf, source, tag, dtype=dtype)))
+        target = buffer(buf, dtype, writable=True)
+        if not self._on_stream(stream, (target,)):
+            return cast(Message, self._finish(self._receive(target, source, tag)))
+        enqueue(lib.mep_recv, (*_items(target), int32("source", source), int32("tag", tag), self._address, None,
+                               address_argument(stream_address(stream))), target)
+        return cast(Message, None)
 
     def irecv(self, buf: BufferLike, source: int = ANY_SOURCE, tag: int = ANY_TAG, *,
               dtype: Any = None) -> Request:
@@ -96,7 +107,7 @@ class MessageCalls:
         return self._receive(buffer(buf, dtype, writable=True), source, tag)
 
     def sendrecv(self, send: BufferLike, dest: int, recv: BufferLike, source: int = ANY_SOURCE, sendtag: int = 0,
-                 recvtag: int = ANY_TAG, *, dtype: Any = None) -> Message:
+                 recvtag: int = ANY_TAG, *, dtype: Any = None, stream: Any = 0) -> Message:
         """Sends and receives at one time and returns when both have ended, with what has come. The buffers have
         the same type and do not overlap."""
         given, target = buffer(send, dtype), buffer(recv, dtype, writable=True)
@@ -105,6 +116,12 @@ class MessageCalls:
                              "the same type")
         if _overlap(given, target):
             raise ValueError("send and receive buffer overlap")
+        if self._on_stream(stream, (given, target)):
+            enqueue(lib.mep_sendrecv, (given.address, given.count, int32("dest", dest), int32("sendtag", sendtag),
+                                       target.address, target.count, int32("source", source),
+                                       int32("recvtag", recvtag), given.dtype, self._address, None,
+                                       address_argument(stream_address(stream))), (given, target))
+            return cast(Message, None)
         received = self._receive(target, source, recvtag)
         try:
             sent = self._send(given, dest, sendtag)
@@ -153,6 +170,10 @@ class MessageCalls:
 
     def _finish(self, request: Request) -> Any:
         raise NotImplementedError
+
+
+def _items(each: Buffer) -> Tuple[Any, ...]:
+    return each.address, each.count, each.dtype
 
 
 def _overlap(one: Buffer, other: Buffer) -> bool:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Optional, Union, cast
 import numpy
 
 from . import _abi
-from ._buffers import (RAW, Buffer, Memory, _SIZES, array_at, buffer, dtype_name, dtype_number, maker,
+from ._buffers import (Buffer, Memory, array_at, buffer, dtype_name, dtype_number, maker,
                        numpy_dtype, rows_buffer, stream_address)
 from ._call import Closed, Unique, blocking, check, lib
 from ._device import DeviceArray
 from ._ep_results import EpSize, OpStatus, Received
+from ._type_numbers import RAW, SIZES
 from ._types import BufferLike, Given
 from .errors import BusyError, Error, InvalidArgumentError, UnsupportedError
 from .request import OpInfo, OpInfoRecord
@@ -557,7 +558,7 @@ def _reference(half: Any) -> Any:
 
 def _expect(found: Buffer, kind: int, name: str) -> None:
     """Types must agree; an unsigned integer may hold a type that NumPy lacks."""
-    raw = {1: _abi.MEP_UINT8, 2: _abi.MEP_UINT16}.get(_SIZES[kind])
+    raw = {1: _abi.MEP_UINT8, 2: _abi.MEP_UINT16}.get(SIZES[kind])
     if found.dtype != kind and found.dtype != raw:
         hint = ""
         if kind in RAW:

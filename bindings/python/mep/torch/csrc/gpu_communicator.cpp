@@ -108,7 +108,22 @@ void GpuCommunicator::connect(at::Device device, std::chrono::milliseconds timeo
   generation_ = generation;
   if (!own_stream_.has_value()) {
     own_stream_ = guard_of(device).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+    for (auto& stream : message_streams_) {
+      stream = guard_of(device).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+    }
   }
+}
+
+c10::Stream GpuCommunicator::stream_of(const Call& call, const c10::Stream& current) {
+  if (call.way != Way::kOrdered) {
+    const c10::Stream stream = *message_streams_[static_cast<size_t>(call.way)];
+    wait_for(current, stream);
+    return stream;
+  }
+  const c10::Stream stream = call.is_async ? *own_stream_ : current;
+  if (call.is_async) wait_for(current, stream);
+  order_.follow(stream);
+  return stream;
 }
 
 c10::intrusive_ptr<c10d::Work> GpuCommunicator::run(Call call, at::Device device, uint64_t number) {
@@ -119,9 +134,7 @@ c10::intrusive_ptr<c10d::Work> GpuCommunicator::run(Call call, at::Device device
   if (comm->handle() == nullptr) std::rethrow_exception(closed_error(call.name));
   comm->set_timeout(call.timeout);
   const c10::Stream current = guard_of(device).getStream(device);
-  const c10::Stream stream = call.is_async ? *own_stream_ : current;
-  if (call.is_async) wait_for(current, stream);
-  order_.follow(stream);
+  const c10::Stream stream = stream_of(call, current);
   std::exception_ptr error;
   {
     const c10::StreamGuard on(stream);
@@ -151,6 +164,7 @@ bool GpuCommunicator::synchronize() {
   const auto guard = guard_of(*device_);
   guard.synchronizeStream(guard.getStream(*device_));
   order_.synchronize();
+  for (const auto& stream : message_streams_) guard.synchronizeStream(*stream);
   return true;
 }
 

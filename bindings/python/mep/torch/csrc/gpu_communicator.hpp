@@ -1,7 +1,7 @@
 // A group's communicator on a GPU, and the streams of its operations.
 //
 // It is a world of MEP of its own, which the first operation on a tensor of a GPU makes: the ranks meet through the
-// group's store. MEP wants one stream at a time, so an operation on another stream waits for the last one.
+// group's store. MEP wants one stream at a time for collectives, so one on another stream waits for the last.
 #pragma once
 
 #include <memory>
@@ -33,7 +33,10 @@ class GpuCommunicator : public std::enable_shared_from_this<GpuCommunicator> {
   // Collective: makes the communicator on this GPU, if it is not there or ranks have been replaced since. Blocks the
   // host. Throws DistBackendError; NotImplementedError where the library has no GPUs.
   void connect(at::Device device, std::chrono::milliseconds timeout);
-  // Enqueues a call, on a stream of its own if it is asynchronous, else on the current one. Throws as connect().
+  // Whether a message can be enqueued: its two ranks alone cannot make the communicator.
+  bool has_connected() const { return comm() != nullptr; }
+  // Enqueues a call: a message on the stream of its way, others on a stream of their own if they are asynchronous, else
+  // on the current one. Throws as connect().
   c10::intrusive_ptr<c10d::Work> run(Call call, at::Device device, uint64_t number);
   // Blocks the host until what was enqueued has run. False: nothing ever was.
   bool synchronize();
@@ -47,6 +50,7 @@ class GpuCommunicator : public std::enable_shared_from_this<GpuCommunicator> {
 
  private:
   std::shared_ptr<Communicator> comm() const;
+  c10::Stream stream_of(const Call& call, const c10::Stream& current);
   bool agree_to_keep(std::chrono::milliseconds timeout, std::string* job);
 
   const c10::intrusive_ptr<c10d::Store> store_;
@@ -59,6 +63,7 @@ class GpuCommunicator : public std::enable_shared_from_this<GpuCommunicator> {
   std::optional<at::Device> device_;
   uint64_t generation_ = 0;  // of the world, when the communicator was made or kept
   std::optional<c10::Stream> own_stream_;
+  std::optional<c10::Stream> message_streams_[2];  // by Way
   StreamOrder order_;
 
   mutable std::mutex comm_mutex_;

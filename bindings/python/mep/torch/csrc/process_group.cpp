@@ -275,7 +275,12 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::run(Call call) {
 }
 
 ProcessGroupMep::WorkPtr ProcessGroupMep::run_message(Call call) {
-  return launch(std::move(call), messages_);
+  if (device_of(call).is_cpu()) return launch(std::move(call), messages_);
+  TORCH_CHECK(gpu_->has_connected() || size_ <= 2, "mep: ", call.name,
+              ": the group's first operation on a GPU is a message, which its two "
+              "ranks alone make: give init_process_group a device_id, or run a collective before");
+  call.is_async = true;
+  return run(std::move(call));
 }
 
 void ProcessGroupMep::prepare(Call* call) const {
@@ -330,14 +335,16 @@ at::Tensor ProcessGroupMep::lost_ranks(const c10::intrusive_ptr<c10d::Work>& wor
 
 ProcessGroupMep::WorkPtr ProcessGroupMep::send(Tensors& tensors, int peer, int tag) {
   const at::Tensor tensor = only(tensors, "send").contiguous();
-  check_host(tensor, "send");
   Call call = call_of(c10d::OpType::SEND, "send", "send", c10d::BarrierOptions());
+  call.way = Way::kSends;
   call.inputs = tensors;
   call.outputs = tensors;
   call.buffers = {tensor};
   call.steps.push_back(
       [data = tensor.data_ptr(), bytes = tensor.nbytes(), peer, tag](const Target& at) {
-        return mep_isend(data, bytes, MEP_UINT8, peer, tag, at.comm, at.request);
+        return at.request == nullptr
+                   ? mep_send(data, bytes, MEP_UINT8, peer, tag, at.comm, at.stream)
+                   : mep_isend(data, bytes, MEP_UINT8, peer, tag, at.comm, at.request);
       });
   return run_message(std::move(call));
 }
@@ -345,13 +352,16 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::send(Tensors& tensors, int peer, int t
 ProcessGroupMep::WorkPtr ProcessGroupMep::receive(Tensors& tensors, int source, int tag,
                                                   Call call) {
   at::Tensor& tensor = only(tensors, "recv");
-  check_host(tensor, "recv");
+  if (source == MEP_ANY_SOURCE) check_host(tensor, "recv from any source");
+  call.way = Way::kReceives;
   call.inputs = tensors;
   call.outputs = tensors;
   const at::Tensor target = place_to_write(tensor, &call);
   call.steps.push_back([data = target.data_ptr(), bytes = target.nbytes(), source, tag,
                         message = call.message](const Target& at) {
-    return mep_irecv(data, bytes, MEP_UINT8, source, tag, at.comm, message.get(), at.request);
+    return at.request == nullptr
+               ? mep_recv(data, bytes, MEP_UINT8, source, tag, at.comm, nullptr, at.stream)
+               : mep_irecv(data, bytes, MEP_UINT8, source, tag, at.comm, message.get(), at.request);
   });
   return run_message(std::move(call));
 }

@@ -31,11 +31,16 @@ struct Target {
 using Step = std::function<mep_result_t(const Target& at)>;
 
 // The parts of an operation.
+// Operations of a GPU that go on a stream of their own: each way of messages, so that sends and receives do not wait for
+// each other. Others are in one order.
+enum class Way : uint8_t { kSends, kReceives, kOrdered };
+
 struct Call {
   c10d::OpType type;
   const char* name;   // static; of errors
   const char* title;  // static; of the profiler, NULL where there is none
   bool is_async = true;
+  Way way = Way::kOrdered;
   std::chrono::milliseconds timeout = std::chrono::milliseconds(0);
   std::vector<Step> steps;
   std::vector<at::Tensor> inputs;
