@@ -103,15 +103,22 @@ struct Sums {
 void exchange(mep_comm_t comm, uint32_t rank, uint32_t ranks, cudaStream_t stream) {
   uint32_t *given = nullptr, *got = nullptr;
   cuda(cudaMallocHost(&given, ranks * 4));
-  cuda(cudaMallocHost(&got, 2 * ranks * 4));
+  cuda(cudaMallocHost(&got, (2 * ranks + 1) * 4));
   for (uint32_t other = 0; other < ranks; ++other) given[other] = rank * 100 + other;
   need(mep_allgather(given, got, 1, MEP_UINT32, comm, stream), "mep_allgather");
   need(mep_alltoall(given, got + ranks, 1, MEP_UINT32, comm, stream), "mep_alltoall");
+  const uint32_t after = (rank + 1) % ranks;
+  const uint32_t before = (rank + ranks - 1) % ranks;
+  need(mep_sendrecv(given + after, 1, static_cast<int32_t>(after), 2, got + 2 * ranks, 1,
+                    static_cast<int32_t>(before), 2, MEP_UINT32, comm, nullptr, stream),
+       "mep_sendrecv");
   cuda(cudaStreamSynchronize(stream));
   for (uint32_t other = 0; other < ranks; ++other) {
     GPU_CHECK(got[other] == other * 100 && got[ranks + other] == other * 100 + rank,
               "rank %u: %u and %u of rank %u", rank, got[other], got[ranks + other], other);
   }
+  GPU_CHECK(got[2 * ranks] == before * 100 + rank, "rank %u: a message of %u from rank %u", rank,
+            got[2 * ranks], before);
   cuda(cudaFreeHost(given));
   cuda(cudaFreeHost(got));
 }
