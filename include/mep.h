@@ -659,13 +659,15 @@ MEP_API mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests,
  *     its tag and type must be those of the message that comes, else it ends with MEP_ERR_MISMATCH, and one that is
  *     too short with MEP_ERR_CAPACITY. That message is lost, and the next receive goes on;
  *   - message is NULL. Not built: MEP_ANY_SOURCE, nonblocking forms and probes;
- *   - a send ends when the receiver has made room for all of it: without it while no more than four messages of one
- *     rank to another have not been received, each of 256 KB at most. Two ranks that exchange more use mep_sendrecv or a group, which is one operation: at most 96 messages of a communicator, on
- *     one stream, and none waits for another but those of one rank, one way;
+ *   - a send ends when the receiver has made room for all of it. It needs no receive for at most four messages of one
+ *     rank to another that have not been received, each of up to 64 KB. Two ranks that exchange more use mep_sendrecv
+ *     or a group, which is one operation: at most 96 messages of a communicator, on one stream, and none waits for
+ *     another but those of one rank, one way;
  *   - calls with one rank, one way, are in one order: on one stream, or on several that events order;
  *   - one that has waited longer than the timeout ends with MEP_ERR_TIMEOUT, and then all further ones with that
  *     rank that way do, on both ranks. mep_comm_revoke does not end those that wait.
- * Where GPUs post to queues: MEP_ERR_UNSUPPORTED. Errors of all: MEP_ERR_PEER_FAILED, MEP_ERR_PEER_LEFT, MEP_ERR_TIMEOUT, MEP_ERR_NO_QUORUM, MEP_ERR_EVICTED,
+ * Where GPUs post to queues: MEP_ERR_UNSUPPORTED.
+ * Errors of all: MEP_ERR_PEER_FAILED, MEP_ERR_PEER_LEFT, MEP_ERR_TIMEOUT, MEP_ERR_NO_QUORUM, MEP_ERR_EVICTED,
  * MEP_ERR_REVOKED, MEP_ERR_ABORTED, MEP_ERR_NO_MEMORY, MEP_ERR_BUSY (another thread is inside a call on this
  * comm).
  * --------------------------------------------------------------------------------------------- */
