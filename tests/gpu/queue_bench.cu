@@ -10,6 +10,7 @@
 #include <string>
 
 #include "queue_rig.hpp"
+#include "support/mapped_peer.hpp"
 
 namespace queue_test {
 namespace {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "support/cmocka_cpp.hpp"
-#include "transport/gpu_queue/peer.hpp"
+#include "support/mapped_peer.hpp"
 
 namespace {
 

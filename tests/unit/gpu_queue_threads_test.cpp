@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "support/cmocka_cpp.hpp"
+#include "support/mapped_peer.hpp"
 #include "support/model_nic.hpp"
-#include "transport/gpu_queue/peer.hpp"
 
 namespace {
 
