@@ -87,7 +87,7 @@ std::string EpPlayer::check_tokens(const EpShape& shape, const Buffer& buffer) c
   const int64_t first = int64_t{player_.comms_.at(shape.comm).members.rank} * shape.local_experts;
   std::vector<int32_t> counts(shape.local_experts, 0);
   for (size_t place = 0; place < rows.size(); ++place) {
-    const std::string wrong = check_row(shape, buffer, place, rows[place]);
+    std::string wrong = check_row(shape, buffer, place, rows[place]);
     if (!wrong.empty()) return wrong;
     const std::vector<int64_t> experts = data.routing(rows[place].rank);
     const std::vector<float> weights = data.weights(rows[place].rank);

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/ep/kernels.hpp"
 #include "kernels/cuda/device/op_status.hpp"
+#include "kernels/cuda/ep/kernels.hpp"
 
 #define GPU_OK(call)                                                                            \
   do {                                                                                          \

@@ -21,7 +21,7 @@ constexpr size_t element_bytes(mep_dtype_t dtype) {
 #define MEP_TYPE_SIZE(with, number, constant, kind, element, ...) \
   case MEP_##constant:                                            \
     return sizeof(element);
-    MEP_TYPES(MEP_TYPE_SIZE, )
+    MEP_TYPES(MEP_TYPE_SIZE, )  // NOLINT(bugprone-branch-clone): a line a type
 #undef MEP_TYPE_SIZE
     default:
       return 0;
@@ -35,7 +35,7 @@ constexpr Class class_of(mep_dtype_t dtype) {
 #define MEP_TYPE_CLASS(with, number, constant, kind, ...) \
   case MEP_##constant:                                    \
     return Class::kind;
-    MEP_TYPES(MEP_TYPE_CLASS, )
+    MEP_TYPES(MEP_TYPE_CLASS, )  // NOLINT(bugprone-branch-clone): a line a type
 #undef MEP_TYPE_CLASS
     default:
       return Class::None;
@@ -53,7 +53,7 @@ void with_integer(mep_dtype_t dtype, Visit&& visit) {
   case MEP_##constant:                                              \
     if constexpr (Class::kind == Class::Integer) visit(element{0}); \
     break;
-    MEP_TYPES(MEP_TYPE_VISIT, )
+    MEP_TYPES(MEP_TYPE_VISIT, )  // NOLINT(bugprone-branch-clone): a line a type
 #undef MEP_TYPE_VISIT
     default:
       break;

@@ -3,9 +3,9 @@
 
 #include <cuda_runtime.h>
 
-#include "kernels/cuda/device/protocol.cuh"
-#include "kernels/cuda/device/op_status.cuh"
 #include "kernels/cuda/coll/stage_kernels.hpp"
+#include "kernels/cuda/device/op_status.cuh"
+#include "kernels/cuda/device/protocol.cuh"
 
 namespace mep::device {
 

@@ -1,8 +1,8 @@
 // A dispatch's arguments as kernels take them: strides filled in, and null for what is not wanted.
 #pragma once
 
-#include "kernels/cuda/ep/geometry.hpp"
 #include "kernels/cuda/device/op_status.hpp"
+#include "kernels/cuda/ep/geometry.hpp"
 
 namespace mep::device {
 
