@@ -216,7 +216,6 @@ __device__ void begin_workers(const Batch& b, Cta* cta) {
   const uint32_t all = b.batch.queues * kMessageLanes;
   if (threadIdx.x == 0) {
     cta->workers = blockIdx.x < all ? (all - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
-    cta->left = cta->workers;
   }
   data_sync();
   const uint32_t i = threadIdx.x;
@@ -234,7 +233,6 @@ __device__ void begin_workers(const Batch& b, Cta* cta) {
       if (worker.lane == 0) tell_failure(b.state, worker.result);
       worker.end = worker.message;
     }
-    cta->ready[i] = 0;
   }
   data_sync();
 }
