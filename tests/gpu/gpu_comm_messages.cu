@@ -206,6 +206,15 @@ void refuses_messages(const std::vector<Rank>& ranks) {
             "a message to no rank");
 }
 
+// Rank 1 sends to rank 2, which receives nothing: four messages have room, and the fifth waits until its time is over.
+void fills_the_room(const Rank& r, const uint8_t* memory) {
+  for (int32_t number = 0; number < 5; ++number) {
+    need(mep_send(memory, 60'000, MEP_UINT8, 2, number, r.comm, r.stream), "mep_send");
+    cuda(cudaStreamSynchronize(r.stream));
+    expect_result(r, number < 4 ? MEP_SUCCESS : MEP_ERR_TIMEOUT, "a send that nobody receives");
+  }
+}
+
 }  // namespace
 
 void messages(uint32_t count, uint64_t seed) {
@@ -267,6 +276,7 @@ void lost_messages(bool aborts, uint64_t seed) {
   need(receive(ranks[1], placed[0], false), "mep_recv");
   synchronize_all();
   expect_mail({placed[0]}, "afterwards");
+  if (!aborts) fills_the_room(ranks[1], memory[1].base);
   close_ranks(&ranks);
   free_memory(&memory);
   std::printf("  3 ranks: messages beside a rank that %s\n", aborts ? "aborts" : "is late");
