@@ -189,7 +189,7 @@ void GpuCommunicator::revoke() const {
 
 void GpuCommunicator::close(std::chrono::milliseconds patience) {
   const auto comm = this->comm();
-  if (comm == nullptr) return;
+  if (comm == nullptr || comm->handle() == nullptr) return;
   try {
     (void)synchronize();
   } catch (const std::exception&) {

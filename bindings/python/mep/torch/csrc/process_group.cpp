@@ -41,13 +41,18 @@ std::string new_handle() {
   return handle;
 }
 
-// All groups of the process, and some that are gone.
+// All groups of the process. A group takes itself out when its last owner is gone: an entry keeps its memory, whose destructor
+// must not run at the process's exit, when CUDA is no more.
 std::mutex groups_mutex;
 std::vector<c10::weak_intrusive_ptr<ProcessGroupMep>> groups;  // guarded by groups_mutex
 
-c10::intrusive_ptr<ProcessGroupMep> noted(c10::intrusive_ptr<ProcessGroupMep> group) {
+void forget_gone_groups() {
   const std::lock_guard lock(groups_mutex);
   std::erase_if(groups, [](const auto& each) { return each.expired(); });
+}
+
+c10::intrusive_ptr<ProcessGroupMep> noted(c10::intrusive_ptr<ProcessGroupMep> group) {
+  const std::lock_guard lock(groups_mutex);
   groups.emplace_back(group);
   return group;
 }
@@ -193,7 +198,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupMep::split(
                   timeout_or_default(opts->timeout), backend_name_);
 }
 
-ProcessGroupMep::~ProcessGroupMep() {
+void ProcessGroupMep::release_resources() {
   if (collectives_->is_forked()) {
     // The thread of the futures is the parent's: nothing here can join it.
     new std::shared_ptr<Completer>(std::move(completer_));
@@ -202,6 +207,7 @@ ProcessGroupMep::~ProcessGroupMep() {
   std::optional<pybind11::gil_scoped_release> without_gil;
   if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) without_gil.emplace();
   shutdown();
+  forget_gone_groups();
 }
 
 void ProcessGroupMep::shutdown() {

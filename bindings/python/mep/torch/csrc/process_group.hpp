@@ -81,7 +81,8 @@ class ProcessGroupMep final : public c10d::Backend {
 #endif
   // shutdown() of all that there are.
   static void shut_all_down();
-  ~ProcessGroupMep() override;
+  // By the last owner: shuts down.
+  void release_resources() override;
 
   const std::string getBackendName() const override {
     return backend_name_;
