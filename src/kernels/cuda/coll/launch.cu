@@ -37,9 +37,9 @@ constexpr uint64_t kShortReduceBytes = 16u << 10;
 constexpr uint64_t kSlicedBroadcastBytes = 4u << 20;
 constexpr uint64_t kSlicedReduceBytes = 32u << 20;
 
-// All lanes of all sources together, and the most of a slot: longer ones make a message of a few hundred KB slower.
-constexpr uint64_t kMessageAreaBytes = 16u << 20;
-constexpr uint64_t kMostMessageChunk = 64u << 10;
+// All lanes of all sources together, and the most of a slot. A slot has a signal each way, which takes some microseconds.
+constexpr uint64_t kMessageAreaBytes = 64u << 20;
+constexpr uint64_t kMostMessageChunk = 128u << 10;
 
 // CTAs by size: one up to a limit, because more have to meet at the end, which takes a microsecond; beyond, as
 // many as find work for their threads.

@@ -13,9 +13,14 @@ namespace {
 
 constexpr uint32_t kMostWorkers = kMostMessages * kMessageLanes;
 constexpr uint32_t kLeastCtas = 16;
+constexpr uint32_t kThreads = 256;
 constexpr uint32_t kWorkersOfCta = (kMostWorkers + kLeastCtas - 1) / kLeastCtas;
 // A look at the host crosses the bus, and one at the clock takes as long as many at words.
 constexpr uint32_t kLooksPerHostLook = 64;
+
+__device__ Team team() {
+  return {threadIdx.x, kThreads, kDataBarrier};
+}
 
 // The same in all lanes of a message.
 struct MessageHead {
@@ -143,7 +148,7 @@ __device__ void fill_slot(const Batch& b, const Worker& worker) {
   }
   const Part part = part_of(b.coll->layout, worker, m.bytes);
   move_from_user(
-      whole_team(), static_cast<const uint8_t*>(m.buffer), part.at, m.bytes, 0, part.bytes,
+      team(), static_cast<const uint8_t*>(m.buffer), part.at, m.bytes, 0, part.bytes,
       [&](uint64_t i, const uint4& pack) { store_window(slot + sizeof(MessageHead) + i, pack); });
 }
 
@@ -162,7 +167,7 @@ __device__ void empty_slot(const Batch& b, const Worker& worker) {
   if (worker.refused != 0) return;
   const Message& m = b.message(worker);
   const Part part = part_of(b.coll->layout, worker, worker.bytes);
-  move_to_user(whole_team(), b.slot(worker) + sizeof(MessageHead), static_cast<uint8_t*>(m.buffer),
+  move_to_user(team(), b.slot(worker) + sizeof(MessageHead), static_cast<uint8_t*>(m.buffer),
                part.at, worker.bytes, 0, part.bytes);
 }
 
@@ -217,7 +222,7 @@ __device__ void begin_workers(const Batch& b, Cta* cta) {
   if (threadIdx.x == 0) {
     cta->workers = blockIdx.x < all ? (all - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
   }
-  data_sync();
+  team().sync();
   const uint32_t i = threadIdx.x;
   if (i < cta->workers) {
     const uint32_t index = blockIdx.x + i * gridDim.x;
@@ -234,7 +239,7 @@ __device__ void begin_workers(const Batch& b, Cta* cta) {
       worker.end = worker.message;
     }
   }
-  data_sync();
+  team().sync();
 }
 
 // All data threads: a slot of each worker that can go on.
@@ -246,10 +251,10 @@ __device__ void move_slots(const Batch& b, Cta* cta) {
       fill_slot(b, worker);
     } else {
       if (threadIdx.x == 0 && worker.slot == 0) read_head(b, &worker);
-      data_sync();
+      team().sync();
       empty_slot(b, worker);
     }
-    data_sync();
+    team().sync();
     if (threadIdx.x == 0) advance(b, &worker);
   }
 }
@@ -259,7 +264,7 @@ __device__ void work(const Batch& b, Cta* cta) {
   for (uint32_t looks = 1;; ++looks) {
     const bool looks_at_host = looks % kLooksPerHostLook == 0;
     if (threadIdx.x == 0) cta->left = 0;
-    data_sync();
+    team().sync();
     const uint32_t i = threadIdx.x;
     if (i < cta->workers) {
       Worker& worker = cta->worker[i];
@@ -271,11 +276,11 @@ __device__ void work(const Batch& b, Cta* cta) {
         atomicAdd(&cta->left, 1u);
       }
     }
-    data_sync();
+    team().sync();
     if (cta->left == 0) break;
     move_slots(b, cta);
     let_others_run();
-    data_sync();
+    team().sync();
   }
   const uint32_t i = threadIdx.x;
   if (i >= cta->workers) return;
@@ -286,7 +291,7 @@ __device__ void work(const Batch& b, Cta* cta) {
   (m.is_send != 0 ? pair.sent : pair.received)[worker.lane] = worker.number;
 }
 
-__global__ void __launch_bounds__(kDataThreads)
+__global__ void __launch_bounds__(kThreads)
     messages_entry(const __grid_constant__ MessageBatch batch, MessageState* state) {
   __shared__ Cta cta;
   work({batch, state, state->coll}, &cta);
@@ -319,8 +324,7 @@ uint32_t message_ctas(const MessageBatch& batch, uint32_t most) {
 
 mep_result_t launch_messages(const MessageBatch& batch, MessageState* state, uint32_t ctas,
                              void* stream) {
-  launch_kernel(messages_entry, ctas, kDataThreads, 0, static_cast<cudaStream_t>(stream), batch,
-                state);
+  launch_kernel(messages_entry, ctas, kThreads, 0, static_cast<cudaStream_t>(stream), batch, state);
   const cudaError_t error = cudaGetLastError();
   if (error == cudaSuccess) return MEP_SUCCESS;
   return mep::fail(MEP_ERR_DEVICE, "messages cannot be launched: %s", cudaGetErrorString(error));

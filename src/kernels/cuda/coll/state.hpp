@@ -46,7 +46,7 @@ constexpr uint32_t kCollSlots = 2;
 constexpr uint32_t kCollSlots = 3;  // of a source, used in turn: see coll/chunks.cuh
 #endif
 // Messages between two ranks, one way: see coll/messages.hpp.
-constexpr uint32_t kMessageLanes = 16;
+constexpr uint32_t kMessageLanes = 32;
 constexpr uint32_t kMessageSlots = 4;  // of a lane
 constexpr uint32_t kMessageHeadBytes = 16;
 constexpr uint32_t kCollDecisions = 16;
