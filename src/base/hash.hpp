@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 namespace mep {
 
@@ -22,5 +23,11 @@ class Hash {
  private:
   uint64_t value_;
 };
+
+inline uint64_t hash_text(std::string_view text, uint64_t seed = 0) {
+  Hash hash(seed);
+  hash.bytes(text.data(), text.size());
+  return hash.value();
+}
 
 }  // namespace mep

@@ -50,10 +50,8 @@ class Joiner {
     bool linked = false;
     bool waiting = true;  // its answer may still come
   };
-  struct Incoming {
-    std::unique_ptr<ControlLink> link;
-    std::unique_ptr<Greeting> greeting;
-    PeerCredentials credentials;
+  struct Incoming : mep::Incoming {
+    using mep::Incoming::Incoming;
     bool answered = false;
   };
 
@@ -215,13 +213,7 @@ mep_result_t Joiner::serve_listener() {
     if (!connection.socket.valid()) break;
     if (rendezvous_->authenticate(&connection) != MEP_SUCCESS) continue;
     if (incoming_.size() >= kMaxIncoming) incoming_.erase(incoming_.begin());
-    Incoming incoming;
-    incoming.credentials = connection.credentials;
-    incoming.link = std::make_unique<ControlLink>(std::move(connection.socket));
-    incoming.greeting = std::make_unique<Greeting>(
-        HandshakeSide::kAnswerer, incoming.credentials.is_remote(), gate_->secret, gate_->details);
-    incoming.link->limit_payload(kStrangerPayloadBytes);
-    incoming_.push_back(std::move(incoming));
+    incoming_.emplace_back(std::move(connection), gate_->secret, gate_->details);
   }
   for (size_t i = 0; i < incoming_.size();) {
     bool keep = true;
@@ -237,11 +229,10 @@ mep_result_t Joiner::serve_listener() {
 
 mep_result_t Joiner::on_incoming(Incoming* incoming, bool* keep) {
   mep_result_t answer = MEP_SUCCESS;
-  const mep_result_t received = incoming->link->receive([&](Frame& frame) {
+  *keep = incoming->serve([&](Frame& frame) {
     answer = on_incoming_frame(incoming, &frame, keep);
     return answer == MEP_SUCCESS && *keep;
   });
-  if (received != MEP_SUCCESS) *keep = false;
   if (*keep || answer != MEP_SUCCESS || incoming->greeting == nullptr) return answer;
   if (!incoming->greeting->done()) return MEP_SUCCESS;
   const auto rank = static_cast<int32_t>(incoming->greeting->hello().identity.slot);
@@ -398,13 +389,7 @@ mep_result_t Joiner::hand_over(Mesh* out) {
   for (Seat& seat : seats_) {
     if (!seat.linked) continue;
     Greeting& greeting = *seat.greeting;
-    PeerLink link;
-    link.identity = greeting.hello().identity;
-    link.offer = std::move(greeting.details().offer);
-    link.pidfd = adopt_pidfd(greeting.hello(), self_, &greeting.fds(), seat.credentials);
-    link.session = greeting.session();
-    link.link = std::move(seat.link);
-    link.link->limit_payload(kMaxMessageBytes);
+    PeerLink link = make_peer_link(std::move(seat.link), &greeting, self_, seat.credentials);
     members.push_back({link.identity.slot, link.identity.incarnation, link.identity.host,
                        link.identity.pid, greeting.details().addresses});
     mesh.peers.push_back(std::move(link));

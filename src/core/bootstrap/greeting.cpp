@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/status.hpp"
+#include "base/stranger_log.hpp"
 
 namespace mep {
 namespace {
@@ -112,6 +113,40 @@ mep_result_t Greeting::take(ControlLink* link, Frame* frame, Step* step) {
   }
   *step = Step::kOther;
   return MEP_SUCCESS;
+}
+
+Incoming::Incoming(Connection&& connection, const JobSecret& secret, const Details& details)
+    : link(std::make_unique<ControlLink>(std::move(connection.socket))),
+      greeting(std::make_unique<Greeting>(HandshakeSide::kAnswerer,
+                                          connection.credentials.is_remote(), secret, details)),
+      credentials(std::move(connection.credentials)) {
+  link->limit_payload(kStrangerPayloadBytes);
+}
+
+bool Incoming::serve(FunctionRef<bool(Frame&)> handler, bool is_readable) {
+  bool goes_on = true;
+  mep_result_t received = MEP_SUCCESS;
+  if (is_readable) {
+    received = link->receive([&](Frame& frame) { return goes_on = handler(frame); });
+  }
+  if (!goes_on || received == MEP_ERR_PEER_FAILED) return false;
+  if (received == MEP_SUCCESS && link->has_queued_output()) (void)link->flush_output();
+  if (received == MEP_SUCCESS && !limit.expired()) return true;
+  log_stranger("dropped a connection by %s: %s", credentials.text().c_str(),
+               received == MEP_SUCCESS ? "it never said who it is" : last_error_text());
+  return false;
+}
+
+PeerLink make_peer_link(std::unique_ptr<ControlLink> link, Greeting* greeting,
+                        const SelfDescription& self, const PeerCredentials& credentials) {
+  PeerLink peer;
+  peer.identity = greeting->hello().identity;
+  peer.offer = std::move(greeting->details().offer);
+  peer.pidfd = adopt_pidfd(greeting->hello(), self, &greeting->fds(), credentials);
+  peer.session = greeting->session();
+  peer.link = std::move(link);
+  peer.link->limit_payload(kMaxMessageBytes);
+  return peer;
 }
 
 }  // namespace mep

@@ -14,6 +14,8 @@
 #include <memory>
 #include <vector>
 
+#include "base/clock.hpp"
+#include "base/function_ref.hpp"
 #include "core/bootstrap/hello.hpp"
 
 namespace mep {
@@ -72,5 +74,29 @@ class Greeting {
   Details peer_details_;
   std::vector<UniqueFd> fds_;
 };
+
+// A connection whose other end has not said yet who it is.
+struct Connection {
+  UniqueFd socket;
+  PeerCredentials credentials;
+  uint64_t incarnation = 0;  // the one that was looked for; 0: any
+};
+
+// Somebody who connected and has not proven itself. `secret` and `details` must stay.
+struct Incoming {
+  Incoming(Connection&& connection, const JobSecret& secret, const Details& details);
+  // Hands its frames to `handler`, if it is readable, until that answers false. False: it is done with, since the
+  // handler says so, its stream has ended or makes no sense, or it has not proven itself by `limit`.
+  bool serve(FunctionRef<bool(Frame&)> handler, bool is_readable = true);
+
+  std::unique_ptr<ControlLink> link;
+  std::unique_ptr<Greeting> greeting;
+  PeerCredentials credentials;
+  Deadline limit = Deadline::after_ms(kHelloLimitMs);
+};
+
+// A peer that has proven itself on `link`, as a world takes it.
+PeerLink make_peer_link(std::unique_ptr<ControlLink> link, Greeting* greeting,
+                        const SelfDescription& self, const PeerCredentials& credentials);
 
 }  // namespace mep

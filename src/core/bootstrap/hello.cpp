@@ -181,6 +181,13 @@ bool decode_abort(std::span<const std::byte> payload, Abort* abort) {
   return true;
 }
 
+std::string send_abort(ControlLink* link, mep_result_t code, int32_t rank) {
+  const Abort abort{code, rank, rank, last_error_text()};
+  (void)link->send(kAbortFrame, encode_abort(abort));
+  set_last_error_text(abort.text.c_str());
+  return abort.text;
+}
+
 std::vector<std::byte> encode_announcement(const Abort& abort, uint64_t target,
                                            const JobSecret& secret) {
   ByteWriter writer;

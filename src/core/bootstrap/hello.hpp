@@ -100,6 +100,8 @@ struct Abort {
 std::vector<std::byte> encode_abort(const Abort& abort);
 // False: malformed. The text is made printable and the code an error.
 bool decode_abort(std::span<const std::byte> payload, Abort* abort);
+// Refuses the other end with the thread's last error text, and answers that text. `rank` is the sender; -1: none.
+std::string send_abort(ControlLink* link, mep_result_t code, int32_t rank);
 
 // An abort for a rank to which there is no link, addressed to its incarnation `target` and sealed with the
 // job's secret. decode: `self` is this rank's incarnation. False: malformed, for another incarnation, or the sender

@@ -18,13 +18,6 @@ namespace {
 constexpr uint64_t kListenerPauseMs = 100;
 constexpr size_t kMaxArriving = 256;
 
-struct Incoming {
-  std::unique_ptr<ControlLink> link;
-  std::unique_ptr<Greeting> greeting;
-  PeerCredentials credentials;
-  Deadline limit = Deadline::never();
-};
-
 }  // namespace
 
 struct JoinListener::State {
@@ -122,32 +115,27 @@ bool JoinListener::State::close_for_a_while() {
 
 // False: nobody waits there.
 bool JoinListener::State::accept_one(bool from_network) {
-  UniqueFd socket;
-  Incoming arrived;
+  Connection connection;
   if (from_network) {
     NetAddress from;
     const int network = gate->network_listener.get();
-    if (accept_tcp(network, gate->dead_after_ms, &socket, &from) != MEP_SUCCESS) {
+    if (accept_tcp(network, gate->dead_after_ms, &connection.socket, &from) != MEP_SUCCESS) {
       return close_for_a_while();
     }
-    arrived.credentials.address = from.text();
-  } else if (accept_local(listener, &socket) != MEP_SUCCESS) {
+    connection.credentials.address = from.text();
+  } else if (accept_socket(listener, nullptr, &connection.socket) != MEP_SUCCESS) {
     return close_for_a_while();
   }
-  if (!socket.valid()) return false;
-  if (!from_network && check_same_user(socket.get(), &arrived.credentials) != MEP_SUCCESS) {
+  if (!connection.socket.valid()) return false;
+  if (!from_network &&
+      check_same_user(connection.socket.get(), &connection.credentials) != MEP_SUCCESS) {
     log_stranger("dropped a connection to job '%s' by a stranger: %s", config.job.c_str(),
                  last_error_text());
     return true;
   }
-  watch(socket.get(), EPOLL_CTL_ADD);
-  arrived.link = std::make_unique<ControlLink>(std::move(socket));
-  arrived.link->limit_payload(kStrangerPayloadBytes);
-  arrived.greeting = std::make_unique<Greeting>(HandshakeSide::kAnswerer, from_network,
-                                                gate->secret, gate->details);
-  arrived.limit = Deadline::after_ms(kHelloLimitMs);
+  watch(connection.socket.get(), EPOLL_CTL_ADD);
   if (incoming.size() >= kMaxArriving) incoming.erase(incoming.begin());
-  incoming.push_back(std::move(arrived));
+  incoming.emplace_back(std::move(connection), gate->secret, gate->details);
   return true;
 }
 
@@ -163,27 +151,14 @@ void JoinListener::State::accept_all() {
 }
 
 bool JoinListener::State::serve(Incoming* incoming, std::vector<PeerLink>* arrived) {
-  const std::string who = incoming->credentials.text();
-  bool keep = true;
-  const mep_result_t received = incoming->link->receive([&](Frame& frame) {
-    keep = on_frame(incoming, &frame);
-    return keep && !incoming->greeting->done();
+  bool is_done = false;
+  const bool keep = incoming->serve([&](Frame& frame) {
+    if (!on_frame(incoming, &frame)) return false;
+    is_done = incoming->greeting->done();
+    return !is_done;
   });
-  if (!keep) return false;
-  if (incoming->greeting->done()) {
-    let_in(incoming, arrived);
-    return false;
-  }
-  if (received != MEP_SUCCESS) {
-    if (received != MEP_ERR_PEER_FAILED) {
-      log_stranger("dropped a connection by %s: %s", who.c_str(), last_error_text());
-    }
-    return false;
-  }
-  if (incoming->link->has_queued_output()) (void)incoming->link->flush_output();
-  if (!incoming->limit.expired()) return true;
-  log_stranger("dropped a connection by %s: it never said who it is", who.c_str());
-  return false;
+  if (is_done) let_in(incoming, arrived);
+  return keep;
 }
 
 bool JoinListener::State::on_frame(Incoming* incoming, Frame* frame) {
@@ -210,14 +185,9 @@ bool JoinListener::State::on_frame(Incoming* incoming, Frame* frame) {
 }
 
 void JoinListener::State::refuse(Incoming* incoming, mep_result_t code) {
-  Abort abort;
-  abort.code = code;
-  abort.sender = static_cast<int32_t>(self.identity.slot);
-  abort.origin = abort.sender;
-  abort.text = last_error_text();
-  (void)incoming->link->send(kAbortFrame, encode_abort(abort));
-  log_stranger("refused a joiner, %s: %s", incoming->credentials.text().c_str(),
-               abort.text.c_str());
+  const std::string text =
+      send_abort(incoming->link.get(), code, static_cast<int32_t>(self.identity.slot));
+  log_stranger("refused a joiner, %s: %s", incoming->credentials.text().c_str(), text.c_str());
 }
 
 mep_result_t JoinListener::State::judge(const Incoming& incoming) const {
@@ -272,13 +242,7 @@ void JoinListener::State::let_in(Incoming* incoming, std::vector<PeerLink>* arri
   const mep_result_t answer = judge(*incoming);
   if (answer != MEP_SUCCESS) return refuse(incoming, answer);
   watch(incoming->link->fd(), EPOLL_CTL_DEL);
-  PeerLink link;
-  link.pidfd = adopt_pidfd(greeting.hello(), self, &greeting.fds(), incoming->credentials);
-  link.identity = greeting.hello().identity;
-  link.offer = std::move(greeting.details().offer);
-  link.session = greeting.session();
-  link.link = std::move(incoming->link);
-  link.link->limit_payload(kMaxMessageBytes);
+  PeerLink link = make_peer_link(std::move(incoming->link), &greeting, self, incoming->credentials);
   if (gate->book != nullptr) {
     gate->book->add({link.identity.slot, link.identity.incarnation, link.identity.host,
                      link.identity.pid, greeting.details().addresses});

@@ -26,12 +26,6 @@ size_t bytes_of(uint32_t ranks) {
   return sizeof(Header) + size_t{ranks} * sizeof(uint64_t);
 }
 
-uint64_t hash_of(const std::string& job) {
-  Hash hash;
-  hash.bytes(job.data(), job.size());
-  return hash.value();
-}
-
 std::atomic<uint64_t>* end_word(std::byte* page, uint32_t index) {
   return reinterpret_cast<std::atomic<uint64_t>*>(page + bytes_of(index));
 }
@@ -53,7 +47,7 @@ mep_result_t LaunchPage::create(int32_t first_rank, int32_t ranks, const std::st
   MEP_TRY(Mapping::of(fd_.get(), bytes_of(count), true, &page_));
   // No rank can tell the others a wrong end.
   MEP_TRY(seal_memfd(fd_.get(), true));
-  const Header header{kMagic, hash_of(job), static_cast<uint32_t>(first_rank), count};
+  const Header header{kMagic, hash_text(job), static_cast<uint32_t>(first_rank), count};
   std::memcpy(page_.data(), &header, sizeof header);
   return MEP_SUCCESS;
 }
@@ -82,7 +76,7 @@ void LaunchPage::find(const std::string& job) {
   if (check_foreign_memfd(number, sizeof header) != MEP_SUCCESS) return;
   if (Mapping::of(number, sizeof header, false, &page) != MEP_SUCCESS) return;
   std::memcpy(&header, page.data(), sizeof header);
-  if (header.magic != kMagic || header.job != hash_of(job)) return;
+  if (header.magic != kMagic || header.job != hash_text(job)) return;
   if (check_foreign_memfd(number, bytes_of(header.ranks)) != MEP_SUCCESS) return;
   if (Mapping::of(number, bytes_of(header.ranks), false, &page) != MEP_SUCCESS) return;
   page_ = std::move(page);

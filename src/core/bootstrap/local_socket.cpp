@@ -14,6 +14,7 @@
 
 #include "base/clock.hpp"
 #include "base/fork_guard.hpp"
+#include "base/hash.hpp"
 #include "base/status.hpp"
 #include "base/system_error.hpp"
 
@@ -25,14 +26,7 @@ constexpr size_t kMaxPlainJobBytes = 64;
 constexpr uint64_t kLongestLookMs = 20;
 constexpr int kLocalBacklog = 4096;  // the kernel lowers it to net.core.somaxconn
 
-// FNV-1a; two different starts give 128 bits. No security hangs on it: job names are no secrets.
-uint64_t hash_text(const std::string& text, uint64_t hash) {
-  for (const char letter : text) {
-    hash = (hash ^ static_cast<unsigned char>(letter)) * 0x100000001b3u;
-  }
-  return hash;
-}
-
+// No security hangs on its hash: job names are no secrets.
 std::string job_in_name(const std::string& job) {
   constexpr const char* kPlain =
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:@+-";
@@ -42,7 +36,7 @@ std::string job_in_name(const std::string& job) {
   }
   char text[40];
   std::snprintf(text, sizeof text, "#%016llx%016llx",
-                static_cast<unsigned long long>(hash_text(job, 0xcbf29ce484222325u)),
+                static_cast<unsigned long long>(hash_text(job)),
                 static_cast<unsigned long long>(hash_text(job, 0x9e3779b97f4a7c15u)));
   return text;
 }
@@ -59,21 +53,42 @@ socklen_t fill_address(const std::string& name, sockaddr_un* address) {
   if (name.size() + 1 > sizeof(sockaddr_un::sun_path)) {
     return fail(MEP_ERR_INTERNAL, "socket name '%s' is too long", name.c_str());
   }
+  return open_socket(AF_UNIX, out);
+}
+
+}  // namespace
+
+mep_result_t open_socket(int family, UniqueFd* out) {
   {
     const ForkGuard guard;
-    out->reset(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    out->reset(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     guard.keep_back(out->get());
   }
   if (out->valid()) return MEP_SUCCESS;
   if (errno == EMFILE || errno == ENFILE) {
     return fail(MEP_ERR_NO_MEMORY,
-                "no descriptor left for a socket: raise the limit of open files "
-                "(ulimit -n)");
+                "no descriptor left for a socket: raise the limit of open files (ulimit -n)");
   }
-  return fail(result_of_errno(errno), "socket(AF_UNIX) failed: %s", strerrordesc_np(errno));
+  return fail(result_of_errno(errno), "a socket of family %d cannot be made: %s", family,
+              strerrordesc_np(errno));
 }
 
-}  // namespace
+mep_result_t accept_socket(int listener, sockaddr_storage* from, UniqueFd* out) {
+  out->reset();
+  do {
+    socklen_t length = sizeof *from;
+    const ForkGuard guard;
+    out->reset(accept4(listener, reinterpret_cast<sockaddr*>(from),
+                       from != nullptr ? &length : nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    guard.keep_back(out->get());
+    // A connection that broke before it was accepted reports its own network's error.
+  } while (!out->valid() && errno != EAGAIN && errno != EWOULDBLOCK && !is_shortage(errno) &&
+           !is_forbidden(errno) && errno != EINVAL && errno != EBADF && errno != ENOTSOCK &&
+           errno != EOPNOTSUPP);
+  if (out->valid() || errno == EAGAIN || errno == EWOULDBLOCK) return MEP_SUCCESS;
+  return fail(result_of_errno(errno), "a connection cannot be accepted: %s",
+              strerrordesc_np(errno));
+}
 
 std::string local_socket_name(uid_t uid, const std::string& job, int32_t rank) {
   return "mep/" + std::to_string(uid) + "/" + job_in_name(job) + "/" + std::to_string(rank);
@@ -120,25 +135,6 @@ mep_result_t connect_local(const std::string& name, UniqueFd* out) {
   }
   return fail(result_of_errno(errno), "connect to '@%s' failed: %s", name.c_str(),
               strerrordesc_np(errno));
-}
-
-mep_result_t accept_local(int listener, UniqueFd* out) {
-  out->reset();
-  int socket = -1;
-  do {
-    const ForkGuard guard;
-    socket = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    guard.keep_back(socket);
-  } while (socket < 0 && (errno == EINTR || errno == ECONNABORTED));
-  if (socket >= 0) {
-    out->reset(socket);
-    return MEP_SUCCESS;
-  }
-  if (errno == EAGAIN || errno == EWOULDBLOCK) return MEP_SUCCESS;
-  if (is_shortage(errno)) {
-    return fail(MEP_ERR_NO_MEMORY, "a connection cannot be accepted: %s", strerrordesc_np(errno));
-  }
-  return fail(result_of_errno(errno), "accept failed: %s", strerrordesc_np(errno));
 }
 
 mep_result_t peer_credentials(int socket, PeerCredentials* out) {

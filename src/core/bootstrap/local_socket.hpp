@@ -2,6 +2,7 @@
 // word on who is at the other end.
 #pragma once
 
+#include <sys/socket.h>
 #include <sys/types.h>
 
 #include <cstdint>
@@ -12,6 +13,12 @@
 #include "mep.h"
 
 namespace mep {
+
+// A stream socket that is nonblocking and close-on-exec.
+[[nodiscard]] mep_result_t open_socket(int family, UniqueFd* out);
+// Nothing waits: success with an empty *out. The accepted socket is nonblocking and close-on-exec.
+// `from` may be null.
+[[nodiscard]] mep_result_t accept_socket(int listener, sockaddr_storage* from, UniqueFd* out);
 
 // The process at the other end of a connected socket, as seen from here.
 struct PeerCredentials {
@@ -33,9 +40,6 @@ std::string local_socket_name(uid_t uid, const std::string& job, int32_t rank);
 
 // Nobody there, or nobody who takes connections now: success with an empty *out.
 [[nodiscard]] mep_result_t connect_local(const std::string& name, UniqueFd* out);
-
-// Nothing waits: success with an empty *out. The accepted socket is nonblocking and close-on-exec.
-[[nodiscard]] mep_result_t accept_local(int listener, UniqueFd* out);
 
 [[nodiscard]] mep_result_t peer_credentials(int socket, PeerCredentials* out);
 

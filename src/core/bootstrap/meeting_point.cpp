@@ -4,7 +4,6 @@
 
 #include "base/log.hpp"
 #include "base/status.hpp"
-#include "base/stranger_log.hpp"
 
 namespace mep {
 namespace {
@@ -109,21 +108,17 @@ void MeetingPoint::remove(Guest* guest) {
 void MeetingPoint::accept_all() {
   for (const UniqueFd& listener : listeners_) {
     for (;;) {
-      UniqueFd socket;
+      Connection connection;
       NetAddress from;
-      if (accept_tcp(listener.get(), gate_.dead_after_ms, &socket, &from) != MEP_SUCCESS) {
+      if (accept_tcp(listener.get(), gate_.dead_after_ms, &connection.socket, &from) !=
+          MEP_SUCCESS) {
         log(LogLevel::kWarn, "the meeting point has to wait: %s", last_error_text());
         closed_until_ = Deadline::after_ms(kPauseMs);
         return;
       }
-      if (!socket.valid()) break;
-      auto guest = std::make_unique<Guest>();
-      guest->credentials.address = from.text();
-      guest->link = std::make_unique<ControlLink>(std::move(socket));
-      guest->link->limit_payload(kStrangerPayloadBytes);
-      guest->greeting =
-          std::make_unique<Greeting>(HandshakeSide::kAnswerer, true, gate_.secret, no_details_);
-      guest->limit = Deadline::after_ms(kHelloLimitMs);
+      if (!connection.socket.valid()) break;
+      connection.credentials.address = from.text();
+      auto guest = std::make_unique<Guest>(std::move(connection), gate_.secret, no_details_);
       const auto strangers =
           static_cast<size_t>(std::count_if(guests_.begin(), guests_.end(), [](const auto& other) {
             return !other->greeting->done();
@@ -143,24 +138,11 @@ void MeetingPoint::accept_all() {
 }
 
 void MeetingPoint::serve(Guest* guest) {
-  if (guest->link->has_queued_output()) (void)guest->link->flush_output();
-  const mep_result_t received = guest->link->receive([&](Frame& frame) {
+  const bool stays = guest->serve([&](Frame& frame) {
     take(guest, &frame);
     return !guest->gone;
   });
-  if (guest->gone) return;
-  if (received != MEP_SUCCESS) {
-    if (received != MEP_ERR_PEER_FAILED) {
-      log_stranger("dropped a connection by %s: %s", guest->credentials.text().c_str(),
-                   last_error_text());
-    }
-    guest->gone = true;
-    return;
-  }
-  if (guest->greeting->done() || !guest->limit.expired()) return;
-  log_stranger("dropped a connection by %s: it never said who it is",
-               guest->credentials.text().c_str());
-  guest->gone = true;
+  if (!stays) guest->gone = true;
 }
 
 // They come again and again: the first is logged.
@@ -172,12 +154,8 @@ void MeetingPoint::note_turned_away(const Guest& guest, const char* text) {
 }
 
 void MeetingPoint::refuse(Guest* guest, mep_result_t code) {
-  Abort abort;
-  abort.code = code;
-  abort.sender = abort.origin = static_cast<int32_t>(hello_.identity.slot);
-  abort.text = last_error_text();
-  note_turned_away(*guest, abort.text.c_str());
-  (void)guest->link->send(kAbortFrame, encode_abort(abort));
+  const auto rank = static_cast<int32_t>(hello_.identity.slot);
+  note_turned_away(*guest, send_abort(guest->link.get(), code, rank).c_str());
   guest->gone = true;
 }
 
@@ -205,6 +183,7 @@ void MeetingPoint::take(Guest* guest, Frame* frame) {
     }
     guest->gone = true;
   } else if (step == Greeting::Step::kDone) {
+    guest->limit = Deadline::never();
     for (const auto& [key, entry] : roll_) guest->unsent.push_back({false, entry.place});
     // Also when there is none: then the guest knows that.
     if (guest->unsent.empty()) (void)guest->link->send(kEntriesFrame, encode_updates({}));

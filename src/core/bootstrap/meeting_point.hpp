@@ -48,11 +48,8 @@ class MeetingPoint {
   void close();
 
  private:
-  struct Guest {
-    std::unique_ptr<ControlLink> link;
-    std::unique_ptr<Greeting> greeting;
-    PeerCredentials credentials;
-    Deadline limit = Deadline::never();
+  struct Guest : Incoming {
+    using Incoming::Incoming;
     std::vector<EntryUpdate> unsent;
     bool gone = false;
   };

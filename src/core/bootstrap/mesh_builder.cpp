@@ -58,12 +58,8 @@ mep_result_t MeshBuilder::run(Mesh* out) {
   for (int32_t rank = 0; rank < config_.size; ++rank) {
     if (rank == rank_) continue;
     Seat& peer = seat(rank);
-    PeerLink link;
-    link.identity = peer.greeting->hello().identity;
-    link.offer = std::move(peer.greeting->details().offer);
-    link.pidfd = std::move(peer.pidfd);
-    link.session = peer.greeting->session();
-    link.link = std::move(peer.link);
+    PeerLink link =
+        make_peer_link(std::move(peer.link), peer.greeting.get(), self_, peer.credentials);
     members.push_back({link.identity.slot, link.identity.incarnation, link.identity.host,
                        link.identity.pid, peer.greeting->details().addresses});
     mesh.peers.push_back(std::move(link));
@@ -79,9 +75,9 @@ mep_result_t MeshBuilder::build() {
   for (;;) {
     MEP_TRY(rendezvous_->progress());
     MEP_TRY(connect_to_lower_ranks());
-    if (all_linked()) {
+    if (all_are(&Seat::linked)) {
       MEP_TRY(announce_ready());
-      if (all_ready()) return MEP_SUCCESS;
+      if (all_are(&Seat::ready)) return MEP_SUCCESS;
     }
     MEP_TRY(look_for_ends());
     if (deadline_.expired()) return fail_missing();
@@ -108,18 +104,10 @@ mep_result_t MeshBuilder::look_for_ends() const {
               ends.c_str(), config_.job.c_str());
 }
 
-bool MeshBuilder::all_linked() const {
-  for (int32_t rank = 0; rank < config_.size; ++rank) {
-    if (rank != rank_ && !seats_[static_cast<size_t>(rank)].linked) return false;
-  }
-  return true;
-}
-
-bool MeshBuilder::all_ready() const {
-  for (int32_t rank = 0; rank < config_.size; ++rank) {
-    if (rank != rank_ && !seats_[static_cast<size_t>(rank)].ready) return false;
-  }
-  return true;
+bool MeshBuilder::all_are(bool Seat::*state) const {
+  return std::all_of(seats_.begin(), seats_.end(), [&](const Seat& peer) {
+    return peer.*state || &peer == &seats_[static_cast<size_t>(rank_)];
+  });
 }
 
 mep_result_t MeshBuilder::announce_ready() {
@@ -197,7 +185,8 @@ mep_result_t MeshBuilder::wait_for_events() {
   std::vector<pollfd> ready_ones;
   const uint64_t now = now_ns();
   uint64_t wake_ns = std::min(deadline_.at_ns(), notice_.at_ns());
-  if (launch_page_.found() && !all_linked()) wake_ns = std::min(wake_ns, now + kLongestPauseNs);
+  if (launch_page_.found() && !all_are(&Seat::linked))
+    wake_ns = std::min(wake_ns, now + kLongestPauseNs);
   for (int32_t rank = 0; rank < config_.size; ++rank) {
     Seat& peer = seat(rank);
     if (peer.link != nullptr) {
@@ -243,16 +232,8 @@ mep_result_t MeshBuilder::accept_incoming() {
                    config_.job.c_str(), last_error_text());
       continue;
     }
-    Incoming incoming;
-    incoming.credentials = connection.credentials;
-    const bool is_remote = incoming.credentials.is_remote();
-    incoming.link = std::make_unique<ControlLink>(std::move(connection.socket));
-    if (is_remote) {
-      incoming.link->limit_payload(kStrangerPayloadBytes);
-      incoming.limit = Deadline::after_ms(kHelloLimitMs);
-    }
-    incoming.greeting = std::make_unique<Greeting>(HandshakeSide::kAnswerer, is_remote,
-                                                   gate_->secret, gate_->details);
+    Incoming incoming(std::move(connection), gate_->secret, gate_->details);
+    if (!incoming.credentials.is_remote()) incoming.limit = Deadline::never();
     if (incoming_.size() >= seats_.size() + kSpareIncoming) incoming_.erase(incoming_.begin());
     incoming_.push_back(std::move(incoming));
   }
@@ -359,26 +340,15 @@ mep_result_t MeshBuilder::on_seat_greeting(int32_t rank, Frame* frame, std::stri
     peer.obstacle_denied = result == MEP_ERR_DENIED;
     *again = last_error_text();
     if (frame->type == kAbortFrame) return MEP_SUCCESS;
-    Abort abort;
-    abort.code = result;
-    abort.sender = abort.origin = rank_;
-    abort.text = *again;
-    (void)peer.link->send(kAbortFrame, encode_abort(abort));
+    (void)send_abort(peer.link.get(), result, rank_);
     return MEP_SUCCESS;
   }
   // A remote peer's hello counts once it has proven itself.
   if (frame->type == kHelloFrame && !is_remote) MEP_TRY(check_lower(rank));
   if (step != Greeting::Step::kDone) return MEP_SUCCESS;
   if (is_remote) MEP_TRY(check_lower(rank));
-  sit_down(rank);
-  return MEP_SUCCESS;
-}
-
-void MeshBuilder::sit_down(int32_t rank) {
-  Seat& peer = seat(rank);
-  peer.link->limit_payload(kMaxMessageBytes);
-  peer.pidfd = adopt_pidfd(peer.greeting->hello(), self_, &peer.greeting->fds(), peer.credentials);
   peer.linked = true;
+  return MEP_SUCCESS;
 }
 
 mep_result_t bootstrap_mesh(const ResolvedConfig& config, const SelfDescription& self, Mesh* out) {

@@ -38,8 +38,7 @@ class MeshBuilder {
     std::unique_ptr<Greeting> greeting;
     PeerCredentials credentials;
     uint64_t incarnation = 0;  // that was looked for; 0: any
-    UniqueFd pidfd;
-    bool readable = false;  // the link has bytes, as far as poll() or its other end's frames say
+    bool readable = false;     // the link has bytes, as far as poll() or its other end's frames say
     bool linked = false;
     bool ready = false;
     bool told = false;  // it knows of the failure
@@ -50,21 +49,17 @@ class MeshBuilder {
     bool refusal_logged = false;
     std::unique_ptr<ControlLink> announcement;
   };
-  // Somebody who connected and has not said who it is.
-  struct Incoming {
-    std::unique_ptr<ControlLink> link;
-    std::unique_ptr<Greeting> greeting;
-    PeerCredentials credentials;
+  struct Incoming : mep::Incoming {
+    using mep::Incoming::Incoming;
     bool readable = true;  // a caller speaks first
-    Deadline limit = Deadline::never();
   };
   enum class Answer { kWelcome, kRetry, kDrop, kReject };
 
   mep_result_t build();
   // Whether the launcher has seen the end of a rank that is awaited.
   mep_result_t look_for_ends() const;
-  bool all_linked() const;
-  bool all_ready() const;
+  // Whether all other ranks are so.
+  bool all_are(bool Seat::*state) const;
   mep_result_t announce_ready();
   mep_result_t connect_to_lower_ranks();
   mep_result_t connect_to(int32_t rank);
@@ -90,7 +85,6 @@ class MeshBuilder {
   mep_result_t on_seat_greeting(int32_t rank, Frame* frame, std::string* again);
   // The hello of a lower rank against what this one was told.
   mep_result_t check_lower(int32_t rank);
-  void sit_down(int32_t rank);
   void try_again_later(int32_t rank, const std::string& obstacle);
   uint64_t longest_pause_ns() const;
 

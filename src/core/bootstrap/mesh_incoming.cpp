@@ -35,29 +35,13 @@ mep_result_t MeshBuilder::serve_incoming() {
 
 mep_result_t MeshBuilder::serve_incoming(Incoming* incoming, bool* keep, int32_t* seated) {
   mep_result_t answer = MEP_SUCCESS;
-  mep_result_t received = MEP_SUCCESS;
-  if (std::exchange(incoming->readable, false)) {
-    received = incoming->link->receive([&](Frame& frame) {
-      answer = on_incoming_frame(incoming, &frame, keep, seated);
-      return answer == MEP_SUCCESS && *keep;
-    });
-  }
-  MEP_TRY(answer);
-  if (!*keep) return MEP_SUCCESS;
-  if (received != MEP_SUCCESS) {
-    *keep = false;
-    if (received != MEP_ERR_PEER_FAILED) {
-      log_stranger("dropped a connection by %s: %s", incoming->credentials.text().c_str(),
-                   last_error_text());
-    }
-    return MEP_SUCCESS;
-  }
-  if (incoming->link->has_queued_output()) (void)incoming->link->flush_output();
-  if (!incoming->limit.expired()) return MEP_SUCCESS;
-  log_stranger("dropped a connection by %s: it never said who it is",
-               incoming->credentials.text().c_str());
-  *keep = false;
-  return MEP_SUCCESS;
+  *keep = incoming->serve(
+      [&](Frame& frame) {
+        answer = on_incoming_frame(incoming, &frame, keep, seated);
+        return answer == MEP_SUCCESS && *keep;
+      },
+      std::exchange(incoming->readable, false));
+  return answer;
 }
 
 mep_result_t MeshBuilder::on_incoming_frame(Incoming* incoming, Frame* frame, bool* keep,
@@ -111,7 +95,7 @@ mep_result_t MeshBuilder::on_incoming_frame(Incoming* incoming, Frame* frame, bo
   peer.link = std::move(incoming->link);
   peer.greeting = std::move(incoming->greeting);
   peer.readable = true;  // frames that came right behind the last one are in the link already
-  sit_down(*seated);
+  peer.linked = true;
   return MEP_SUCCESS;
 }
 
@@ -136,11 +120,7 @@ void MeshBuilder::on_incoming_refused(Incoming* incoming, mep_result_t code) {
   const std::string text = last_error_text();
   log_stranger("dropped a connection by %s: %s", incoming->credentials.text().c_str(),
                text.c_str());
-  Abort abort;
-  abort.code = code;
-  abort.sender = abort.origin = rank_;
-  abort.text = text;
-  (void)incoming->link->send(kAbortFrame, encode_abort(abort));
+  (void)send_abort(incoming->link.get(), code, rank_);
   const auto rank = static_cast<int32_t>(hello.identity.slot);
   if (hello.job != config_.job || rank <= rank_ || rank >= config_.size || seat(rank).linked)
     return;
@@ -150,14 +130,7 @@ void MeshBuilder::on_incoming_refused(Incoming* incoming, mep_result_t code) {
 
 // Answers an incoming connection that cannot be taken in. Before READY this ends the start for everybody.
 mep_result_t MeshBuilder::reject(Incoming* incoming, mep_result_t code) {
-  Abort abort;
-  abort.code = code;
-  abort.sender = rank_;
-  abort.origin = rank_;
-  abort.text = last_error_text();
-  // A incoming connection that is gone does not need it; the text of this failure stays the first one.
-  (void)incoming->link->send(kAbortFrame, encode_abort(abort));
-  set_last_error_text(abort.text.c_str());
+  (void)send_abort(incoming->link.get(), code, rank_);
   if (!ready_sent_) return code;
   log_stranger("refused a connection: %s", last_error_text());
   return MEP_SUCCESS;

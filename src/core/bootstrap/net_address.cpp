@@ -17,9 +17,9 @@
 #include <cstring>
 
 #include "base/env.hpp"
-#include "base/fork_guard.hpp"
 #include "base/status.hpp"
 #include "base/system_error.hpp"
+#include "core/bootstrap/local_socket.hpp"
 
 namespace mep {
 namespace {
@@ -70,30 +70,10 @@ bool from_socket_address(const sockaddr* given, NetAddress* out) {
   return true;
 }
 
-bool is_loopback(const NetAddress& address) {
-  if (address.family == 4) return address.bytes[0] == 127;
-  constexpr std::array<uint8_t, 16> kLoopback = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1};
-  return address.bytes == kLoopback;
-}
-
 // Means something only together with an interface, which another host does not know.
 bool is_link_local(const NetAddress& address) {
   if (address.family == 4) return address.bytes[0] == 169 && address.bytes[1] == 254;
   return address.bytes[0] == 0xfe && (address.bytes[1] & 0xc0) == 0x80;
-}
-
-[[nodiscard]] mep_result_t make_net_socket(int family, UniqueFd* out) {
-  {
-    const ForkGuard guard;
-    out->reset(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    guard.keep_back(out->get());
-  }
-  if (out->valid()) return MEP_SUCCESS;
-  if (errno == EMFILE || errno == ENFILE) {
-    return fail(MEP_ERR_NO_MEMORY,
-                "no descriptor left for a socket: raise the limit of open files (ulimit -n)");
-  }
-  return fail(result_of_errno(errno), "a TCP socket cannot be made: %s", strerrordesc_np(errno));
 }
 
 void set_number(int socket, int level, int option, int value) {
@@ -114,7 +94,7 @@ void set_link_options(int socket, uint32_t dead_after_ms) {
 [[nodiscard]] mep_result_t bind_and_listen(int family, const SocketAddress& address,
                                            socklen_t length, UniqueFd* out, bool* taken) {
   UniqueFd socket;
-  MEP_TRY(make_net_socket(family, &socket));
+  MEP_TRY(open_socket(family, &socket));
   set_number(socket.get(), SOL_SOCKET, SO_REUSEADDR, 1);
   if (family == AF_INET6) set_number(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
   if (bind(socket.get(), &address.any, length) != 0 || listen(socket.get(), kListenBacklog) != 0) {
@@ -230,6 +210,12 @@ std::vector<NetAddress> resolve_address(const ListedAddress& listed, std::string
   return found;
 }
 
+bool is_loopback(const NetAddress& address) {
+  if (address.family == 4) return address.bytes[0] == 127;
+  constexpr std::array<uint8_t, 16> kLoopback = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1};
+  return address.bytes == kLoopback;
+}
+
 std::vector<NetAddress> local_addresses(const std::string& interface_glob) {
   std::vector<NetAddress> found;
   std::vector<NetAddress> loopback;
@@ -256,8 +242,7 @@ bool is_local_address(const NetAddress& address) {
   NetAddress any_port = address;
   any_port.port = 0;
   UniqueFd socket;
-  if (make_net_socket(address.family == 4 ? AF_INET : AF_INET6, &socket) != MEP_SUCCESS)
-    return false;
+  if (open_socket(address.family == 4 ? AF_INET : AF_INET6, &socket) != MEP_SUCCESS) return false;
   SocketAddress native;
   const socklen_t length = to_socket_address(any_port, &native);
   return bind(socket.get(), &native.any, length) == 0;
@@ -291,7 +276,7 @@ mep_result_t listen_tcp(const NetAddress* address, UniqueFd* out, bool* taken, u
 mep_result_t connect_tcp(const NetAddress& address, uint32_t dead_after_ms, UniqueFd* out) {
   out->reset();
   UniqueFd socket;
-  MEP_TRY(make_net_socket(address.family == 4 ? AF_INET : AF_INET6, &socket));
+  MEP_TRY(open_socket(address.family == 4 ? AF_INET : AF_INET6, &socket));
   set_link_options(socket.get(), dead_after_ms);
   SocketAddress native;
   const socklen_t length = to_socket_address(address, &native);
@@ -304,27 +289,12 @@ mep_result_t connect_tcp(const NetAddress& address, uint32_t dead_after_ms, Uniq
 }
 
 mep_result_t accept_tcp(int listener, uint32_t dead_after_ms, UniqueFd* out, NetAddress* from) {
-  out->reset();
   SocketAddress native;
-  int socket = -1;
-  socklen_t length = 0;
-  do {
-    length = sizeof native;
-    const ForkGuard guard;
-    socket = accept4(listener, &native.any, &length, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    guard.keep_back(socket);
-    // A connection that broke before it was accepted reports its own network's error.
-  } while (socket < 0 && errno != EAGAIN && errno != EWOULDBLOCK && !is_shortage(errno) &&
-           errno != EINVAL && errno != EBADF && errno != ENOTSOCK && errno != EOPNOTSUPP);
-  if (socket >= 0) {
-    out->reset(socket);
-    set_link_options(socket, dead_after_ms);
-    (void)from_socket_address(&native.any, from);
-    return MEP_SUCCESS;
-  }
-  if (errno == EAGAIN || errno == EWOULDBLOCK) return MEP_SUCCESS;
-  return fail(result_of_errno(errno), "a connection cannot be accepted: %s",
-              strerrordesc_np(errno));
+  MEP_TRY(accept_socket(listener, &native.storage, out));
+  if (!out->valid()) return MEP_SUCCESS;
+  set_link_options(out->get(), dead_after_ms);
+  (void)from_socket_address(&native.any, from);
+  return MEP_SUCCESS;
 }
 
 bool own_address(int socket, NetAddress* out) {

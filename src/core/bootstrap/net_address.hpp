@@ -49,6 +49,7 @@ std::vector<NetAddress> local_addresses(const std::string& interface_glob);
 // port, which *port tells). *taken: somebody listens there. Nonblocking, close-on-exec.
 [[nodiscard]] mep_result_t listen_tcp(const NetAddress* address, UniqueFd* out, bool* taken,
                                       uint16_t* port);
+bool is_loopback(const NetAddress& address);
 // Whether the address is one of this host's, so that it may be bound.
 bool is_local_address(const NetAddress& address);
 

@@ -10,18 +10,11 @@
 #include "base/clock.hpp"
 #include "base/unique_fd.hpp"
 #include "core/bootstrap/bootstrap.hpp"
-#include "core/bootstrap/local_socket.hpp"
+#include "core/bootstrap/greeting.hpp"
 #include "core/bootstrap/rendezvous_entries.hpp"
 #include "mep.h"
 
 namespace mep {
-
-// A connection whose other end has not said yet who it is.
-struct Connection {
-  UniqueFd socket;
-  PeerCredentials credentials;
-  uint64_t incarnation = 0;  // the one that was looked for; 0: any
-};
 
 class Rendezvous {
  public:

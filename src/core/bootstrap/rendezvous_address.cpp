@@ -11,6 +11,7 @@
 
 #include "base/library_thread.hpp"
 #include "base/log.hpp"
+#include "base/request_event.hpp"
 #include "base/status.hpp"
 #include "base/system_error.hpp"
 #include "core/bootstrap/meeting_point.hpp"
@@ -91,8 +92,8 @@ class AddressEntries final : public RendezvousEntries {
   void loop();
   void round(std::unique_lock<std::mutex>* lock);
   void give_up_for_memory();
-  void wake() const;
-  void signal_update() const;
+  void wake() const { ring_event(wake_.get()); }
+  void signal_update() const { ring_event(update_event_.get()); }
   void resolve(std::unique_lock<std::mutex>* lock);
   void bind_addresses(Client* client);
   void serve_client(Client* client);
@@ -152,17 +153,6 @@ mep_result_t AddressEntries::open(const std::string& addresses, UniqueFd listene
   MEP_TRY(open_eventfd("the rendezvous", 0, &update_event_));
   return start_library_thread(
       "the rendezvous thread", [this] { loop(); }, &thread_);
-}
-
-void AddressEntries::wake() const {
-  const uint64_t one = 1;
-  // Cannot fail in a way that matters: the counter is full only if it is readable already.
-  (void)!write(wake_.get(), &one, sizeof one);
-}
-
-void AddressEntries::signal_update() const {
-  const uint64_t one = 1;
-  (void)!write(update_event_.get(), &one, sizeof one);
 }
 
 mep_result_t AddressEntries::progress() {
@@ -371,13 +361,11 @@ void AddressEntries::bind_addresses(Client* client) {
     const bool is_name =
         client->listed.host != "localhost" &&
         client->listed.host.find_first_not_of("0123456789.:abcdefABCDEF") != std::string::npos;
-    const bool is_loopback = address.family == 4 ? address.bytes[0] == 127
-                                                 : address.bytes[15] == 1 && address.bytes[0] == 0;
     UniqueFd listener;
     bool taken = false;
     uint16_t port = address.port;
-    if (listen_tcp(is_name && is_loopback ? nullptr : &address, &listener, &taken, &port) !=
-        MEP_SUCCESS) {
+    if (listen_tcp(is_name && is_loopback(address) ? nullptr : &address, &listener, &taken,
+                   &port) != MEP_SUCCESS) {
       client->bind_obstacle = "this rank cannot serve there: " + std::string(last_error_text());
       continue;
     }
@@ -523,11 +511,8 @@ void AddressEntries::take(Client* client, Frame* frame) {
       result = fail(MEP_ERR_BOOTSTRAP, "another job's rank serves there");
     }
     if (result != MEP_SUCCESS) {
-      Abort abort;
-      abort.code = result;
-      abort.text = last_error_text();
-      (void)client->link->send(kAbortFrame, encode_abort(abort));
-      return refused(client, result, last_error_text());
+      const std::string text = send_abort(client->link.get(), result, -1);
+      return refused(client, result, text);
     }
     if (step == Greeting::Step::kOther) drop(client, "it says what does not belong here");
     return;

@@ -43,7 +43,7 @@ class LocalRendezvous final : public Rendezvous {
   }
   mep_result_t accept(int listener, Connection* out) override {
     *out = Connection();
-    return accept_local(listener, &out->socket);
+    return accept_socket(listener, nullptr, &out->socket);
   }
   mep_result_t authenticate(Connection* connection) override {
     return check_same_user(connection->socket.get(), &connection->credentials);
