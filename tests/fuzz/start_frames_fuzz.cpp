@@ -4,7 +4,7 @@
 
 #include "core/bootstrap/hello.hpp"
 #include "core/bootstrap/meeting_point.hpp"
-#include "core/bootstrap/rendezvous_records.hpp"
+#include "core/bootstrap/place_store.hpp"
 #include "fuzz/fuzz_target.hpp"
 
 namespace fuzz {
@@ -26,7 +26,7 @@ void check_abort(const mep::Abort& abort) {
 
 void check_place(const mep::Place& place) {
   require(place.incarnation != 0 && place.slot < static_cast<uint32_t>(mep::kMaxRanks));
-  require(!place.addresses.empty() && place.addresses.size() <= mep::kMaxAddresses);
+  require(place.addresses.size() <= mep::kMaxAddresses);
   for (const mep::NetAddress& address : place.addresses) require(!address.text().empty());
 }
 
@@ -40,7 +40,7 @@ void one(std::span<const std::byte> input) {
   std::vector<mep::EntryUpdate> updates;
   mep::Place place;
   const mep::JobSecret secret;
-  switch (static_cast<unsigned>(input[0]) % 7) {
+  switch (static_cast<unsigned>(input[0]) % 6) {
     case 0:
       if (mep::decode_abort(payload, &abort)) check_abort(abort);
       break;
@@ -50,7 +50,10 @@ void one(std::span<const std::byte> input) {
       break;
     case 2:
       if (mep::decode_updates(payload, &updates)) {
-        for (const mep::EntryUpdate& each : updates) check_place(each.place);
+        for (const mep::EntryUpdate& each : updates) {
+          check_place(each.place);
+          require(!each.place.addresses.empty());
+        }
       }
       break;
     case 3: {
@@ -61,15 +64,11 @@ void one(std::span<const std::byte> input) {
     case 4:
       if (mep::decode_announcement(payload, 7, secret, &abort)) check_abort(abort);
       break;
-    case 5:
-      if (mep::decode_entry_file(payload, "a job", &place)) check_place(place);
-      break;
     default: {
-      mep::MeetingRecord meeting;
-      if (mep::decode_meeting_record(payload, &meeting) &&
-          meeting.version == mep::kProtocolVersion) {
-        require(!meeting.name.empty() && meeting.addresses.size() <= mep::kMaxAddresses);
-        for (const mep::NetAddress& address : meeting.addresses) require(!address.text().empty());
+      uint32_t version = 0;
+      if (mep::decode_place_record(payload, "a job", &version, &place)) {
+        require(version == mep::kProtocolVersion);
+        check_place(place);
       }
       break;
     }
@@ -93,9 +92,7 @@ void seeds(const Sink& sink) {
   mep::ByteWriter writer;
   mep::write_place(place, &writer);
   sink("place", with_kind(3, writer.take()));
-  sink("place-file", with_kind(5, mep::encode_entry_file("a job", place)));
-  sink("meeting-record", with_kind(6, mep::encode_meeting_record(
-                                          {mep::kProtocolVersion, 5, "store-1", place.addresses})));
+  sink("place-record", with_kind(5, mep::encode_place_record("a job", place)));
   sink("announcement", with_kind(4, mep::encode_announcement(abort, 7, mep::JobSecret())));
 }
 

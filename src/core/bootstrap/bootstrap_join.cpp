@@ -30,12 +30,12 @@ constexpr size_t kMaxIncoming = 64;
 class Joiner {
  public:
   Joiner(const ResolvedConfig& config, const SelfDescription& self, Rendezvous* rendezvous,
-         Deadline deadline, std::shared_ptr<Gate> gate)
+         Deadline deadline)
       : config_(config),
         self_(self),
         rendezvous_(rendezvous),
         deadline_(deadline),
-        gate_(std::move(gate)),
+        gate_(rendezvous->gate()),
         places_(std::max(config.max_size, kSearchedPlaces)) {}
 
   mep_result_t run(Mesh* out);
@@ -121,7 +121,7 @@ mep_result_t Joiner::connect(Seat* seat) {
   MEP_TRY(rendezvous_->connect(seat->rank, &connection));
   seat->waiting = connection.socket.valid();
   if (!seat->waiting) return MEP_SUCCESS;
-  const mep_result_t known = rendezvous_->authenticate(&connection);
+  const mep_result_t known = authenticate(&connection);
   seat->credentials = connection.credentials;
   seat->incarnation = connection.incarnation;
   if (known != MEP_SUCCESS) {
@@ -209,9 +209,9 @@ mep_result_t Joiner::serve(Seat* seat) {
 mep_result_t Joiner::serve_listener() {
   for (;;) {
     Connection connection;
-    MEP_TRY(rendezvous_->accept(listener_.get(), &connection));
+    MEP_TRY(accept_connection(listener_.get(), *gate_, &connection));
     if (!connection.socket.valid()) break;
-    if (rendezvous_->authenticate(&connection) != MEP_SUCCESS) continue;
+    if (authenticate(&connection) != MEP_SUCCESS) continue;
     if (incoming_.size() >= kMaxIncoming) incoming_.erase(incoming_.begin());
     incoming_.emplace_back(std::move(connection), gate_->secret, gate_->details);
   }
@@ -325,7 +325,7 @@ void Joiner::forget_joiners_that_gave_up() {
 // Ends early when a rendezvous opens; after a round nothing is worth waking for.
 void Joiner::pause() {
   std::vector<pollfd> entries;
-  if (!rendezvous_->is_open()) {
+  if (!gate_->places->is_open()) {
     for (const int fd : rendezvous_->fds()) entries.push_back({fd, POLLIN, 0});
   }
   (void)poll(entries.data(), entries.size(), deadline_.left_ms(kPauseBetweenRoundsMs));
@@ -337,15 +337,15 @@ mep_result_t Joiner::play_round() {
   claimed_ = false;
   const Deadline limit = Deadline::after_ms(kRoundMs);
   // Then, of two joiners that come at the same time, one at least knows of the other.
-  while (!rendezvous_->is_announced() && !limit.expired() && !deadline_.expired()) {
+  while (!gate_->places->has_own() && !limit.expired() && !deadline_.expired()) {
     wait();
-    MEP_TRY(rendezvous_->progress());
+    MEP_TRY(gate_->places->watch());
   }
   MEP_TRY(search_places());
   bool searched_again = false;
   while (waiting() && !limit.expired() && !deadline_.expired()) {
     wait();
-    MEP_TRY(rendezvous_->progress());
+    MEP_TRY(gate_->places->watch());
     for (size_t i = 0; i < seats_.size(); ++i) {
       if (seats_[i].waiting) MEP_TRY(serve(&seats_[i]));
     }
@@ -353,8 +353,8 @@ mep_result_t Joiner::play_round() {
     MEP_TRY(serve_listener());
     if (claimed_ && max_size_ == 0) break;  // other joiners alone are no job
     if (max_size_ == 0 || std::exchange(searched_again, true)) continue;
-    rendezvous_->look_again();
-    MEP_TRY(rendezvous_->progress());
+    gate_->places->look_again();
+    MEP_TRY(gate_->places->watch());
     MEP_TRY(search_places());
   }
   return MEP_SUCCESS;
@@ -384,26 +384,23 @@ mep_result_t Joiner::hand_over(Mesh* out) {
   std::sort(seats_.begin(), seats_.end(),
             [](const Seat& left, const Seat& right) { return left.rank < right.rank; });
   std::vector<Place> members;
-  members.push_back({self_.identity.slot, self_.identity.incarnation, self_.identity.host,
-                     self_.identity.pid, gate_->details.addresses});
+  members.push_back(place_of(self_.identity, gate_->details.addresses));
   for (Seat& seat : seats_) {
     if (!seat.linked) continue;
-    Greeting& greeting = *seat.greeting;
-    PeerLink link = make_peer_link(std::move(seat.link), &greeting, self_, seat.credentials);
-    members.push_back({link.identity.slot, link.identity.incarnation, link.identity.host,
-                       link.identity.pid, greeting.details().addresses});
-    mesh.peers.push_back(std::move(link));
+    mesh.peers.push_back(
+        make_peer_link(std::move(seat.link), seat.greeting.get(), self_, seat.credentials));
+    members.push_back(place_of(mesh.peers.back().identity, seat.greeting->details().addresses));
   }
-  if (gate_->book != nullptr) gate_->book->settle(members);
+  gate_->places->settle(members);
   *out = std::move(mesh);
   return MEP_SUCCESS;
 }
 
 mep_result_t Joiner::run(Mesh* out) {
   for (;;) {
-    MEP_TRY(rendezvous_->progress());
+    MEP_TRY(gate_->places->watch());
     bool taken = false;
-    if (rendezvous_->is_open()) MEP_TRY(take_place(&taken));
+    if (gate_->places->is_open()) MEP_TRY(take_place(&taken));
     if (taken) {
       MEP_TRY(play_round());
       // Other joiners alone are no job.
@@ -418,11 +415,11 @@ mep_result_t Joiner::run(Mesh* out) {
     seats_.clear();
     incoming_.clear();
     listener_.reset();
-    rendezvous_->withdraw();
+    gate_->places->erase(self_.identity.slot, self_.identity.incarnation);
     if (deadline_.expired()) break;
     pause();
   }
-  if (refusal_text_.empty() && gate_->book != nullptr) refusal_text_ = gate_->book->explain();
+  if (refusal_text_.empty()) refusal_text_ = gate_->places->explain();
   return fail(refusal_ != MEP_SUCCESS ? refusal_ : MEP_ERR_BOOTSTRAP,
               "job '%s' could not be joined within %u ms: %s", config_.job.c_str(),
               config_.init_timeout_ms,
@@ -433,18 +430,9 @@ mep_result_t Joiner::run(Mesh* out) {
 
 mep_result_t bootstrap_join(const ResolvedConfig& config, const SelfDescription& self,
                             const Deadline& deadline, Mesh* out) {
-  if (self.offer.size() > kMaxOfferBytes) {
-    return fail(MEP_ERR_INTERNAL, "an offer of %zu bytes", self.offer.size());
-  }
-  const auto gate = std::make_shared<Gate>();
-  MEP_TRY(prepare_crypto());
-  MEP_TRY(gate->secret.load(config.secret_file));
-  gate->details.offer = self.offer;
   std::unique_ptr<Rendezvous> rendezvous;
-  MEP_TRY(
-      make_rendezvous(config, self, RendezvousPurpose::kJoin, deadline, gate.get(), &rendezvous));
-  Joiner joiner(config, self, rendezvous.get(), deadline, gate);
-  return joiner.run(out);
+  MEP_TRY(make_rendezvous(config, self, RendezvousPurpose::kJoin, deadline, &rendezvous));
+  return Joiner(config, self, rendezvous.get(), deadline).run(out);
 }
 
 }  // namespace mep

@@ -68,7 +68,7 @@ mep_result_t claim_entry(Rendezvous* rendezvous, const ResolvedConfig& config,
     Connection connection;
     MEP_TRY(rendezvous->connect(rank, &connection));
     if (connection.socket.valid()) {
-      const mep_result_t known = rendezvous->authenticate(&connection);
+      const mep_result_t known = authenticate(&connection);
       if (known != MEP_SUCCESS) {
         return add_context(known, "the place of rank %d of job '%s' is held by a stranger", rank,
                            config.job.c_str());

@@ -9,8 +9,7 @@
 #include "base/status.hpp"
 #include "base/stranger_log.hpp"
 #include "core/bootstrap/bootstrap.hpp"
-#include "core/bootstrap/greeting.hpp"
-#include "core/bootstrap/rendezvous_entries.hpp"
+#include "core/bootstrap/rendezvous.hpp"
 
 namespace mep {
 namespace {
@@ -34,8 +33,7 @@ struct JoinListener::State {
   void watch(int fd, int operation) const;
   void watch_listeners(int operation);
   void accept_all();
-  bool accept_one(bool from_network);
-  bool close_for_a_while();
+  void close_for_a_while();
   void refuse(Incoming* incoming, mep_result_t code);
   bool serve(Incoming* incoming, std::vector<PeerLink>* arrived);
   // False: done with this incoming connection.
@@ -105,48 +103,28 @@ mep_result_t JoinListener::progress(std::vector<PeerLink>* arrived) {
   return MEP_SUCCESS;
 }
 
-bool JoinListener::State::close_for_a_while() {
+void JoinListener::State::close_for_a_while() {
   log(LogLevel::kWarn, "joiners have to wait: %s", last_error_text());
   closed = true;
   closed_until = Deadline::after_ms(kListenerPauseMs);
   watch_listeners(EPOLL_CTL_DEL);
-  return false;
-}
-
-// False: nobody waits there.
-bool JoinListener::State::accept_one(bool from_network) {
-  Connection connection;
-  if (from_network) {
-    NetAddress from;
-    const int network = gate->network_listener.get();
-    if (accept_tcp(network, gate->dead_after_ms, &connection.socket, &from) != MEP_SUCCESS) {
-      return close_for_a_while();
-    }
-    connection.credentials.address = from.text();
-  } else if (accept_socket(listener, nullptr, &connection.socket) != MEP_SUCCESS) {
-    return close_for_a_while();
-  }
-  if (!connection.socket.valid()) return false;
-  if (!from_network &&
-      check_same_user(connection.socket.get(), &connection.credentials) != MEP_SUCCESS) {
-    log_stranger("dropped a connection to job '%s' by a stranger: %s", config.job.c_str(),
-                 last_error_text());
-    return true;
-  }
-  watch(connection.socket.get(), EPOLL_CTL_ADD);
-  if (incoming.size() >= kMaxArriving) incoming.erase(incoming.begin());
-  incoming.emplace_back(std::move(connection), gate->secret, gate->details);
-  return true;
 }
 
 void JoinListener::State::accept_all() {
-  if (listener >= 0) {
-    while (accept_one(false)) {
+  for (;;) {
+    Connection connection;
+    if (accept_connection(listener, *gate, &connection) != MEP_SUCCESS) {
+      return close_for_a_while();
     }
-  }
-  if (gate->network_listener.valid() && !closed) {
-    while (accept_one(true)) {
+    if (!connection.socket.valid()) return;
+    if (authenticate(&connection) != MEP_SUCCESS) {
+      log_stranger("dropped a connection to job '%s' by a stranger: %s", config.job.c_str(),
+                   last_error_text());
+      continue;
     }
+    watch(connection.socket.get(), EPOLL_CTL_ADD);
+    if (incoming.size() >= kMaxArriving) incoming.erase(incoming.begin());
+    incoming.emplace_back(std::move(connection), gate->secret, gate->details);
   }
 }
 
@@ -242,12 +220,9 @@ void JoinListener::State::let_in(Incoming* incoming, std::vector<PeerLink>* arri
   const mep_result_t answer = judge(*incoming);
   if (answer != MEP_SUCCESS) return refuse(incoming, answer);
   watch(incoming->link->fd(), EPOLL_CTL_DEL);
-  PeerLink link = make_peer_link(std::move(incoming->link), &greeting, self, incoming->credentials);
-  if (gate->book != nullptr) {
-    gate->book->add({link.identity.slot, link.identity.incarnation, link.identity.host,
-                     link.identity.pid, greeting.details().addresses});
-  }
-  arrived->push_back(std::move(link));
+  arrived->push_back(
+      make_peer_link(std::move(incoming->link), &greeting, self, incoming->credentials));
+  (void)gate->places->put(place_of(greeting.hello().identity, greeting.details().addresses));
 }
 
 }  // namespace mep

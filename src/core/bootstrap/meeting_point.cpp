@@ -31,7 +31,7 @@ bool decode_updates(std::span<const std::byte> payload, std::vector<EntryUpdate>
   for (uint32_t i = 0; i < count; ++i) {
     EntryUpdate each;
     each.gone = reader.number<uint8_t>() != 0;
-    if (!read_place(&reader, &each.place)) return false;
+    if (!read_place(&reader, &each.place) || each.place.addresses.empty()) return false;
     updates->push_back(std::move(each));
   }
   return reader.complete();
@@ -55,11 +55,11 @@ void MeetingPoint::settle(const std::vector<Place>& members) {
   // A rank that still looks for its start comes again and is told that this one is over.
   guests_.clear();
   roll_.clear();
-  for (const Place& member : members) roll_[{member.slot, member.incarnation}].place = member;
+  for (const Place& member : members) roll_[member.key()].place = member;
 }
 
 void MeetingPoint::add(const Place& member) {
-  roll_[{member.slot, member.incarnation}] = {member, nullptr};
+  roll_[member.key()] = {member, nullptr};
   tell_everybody({false, member});
 }
 
@@ -221,7 +221,7 @@ void MeetingPoint::take_place(Guest* guest, const Frame& frame) {
   ByteReader reader(frame.payload);
   const bool joins = reader.number<uint8_t>() != 0;
   Place place;
-  if (!read_place(&reader, &place) || !reader.complete()) {
+  if (!read_place(&reader, &place) || place.addresses.empty() || !reader.complete()) {
     refuse(guest, fail(MEP_ERR_DENIED, "a malformed place"));
     return;
   }
@@ -238,9 +238,9 @@ void MeetingPoint::take_place(Guest* guest, const Frame& frame) {
     return refuse_double(guest, place, entry.place);
   }
   remove(guest);
-  const auto found = roll_.find({place.slot, place.incarnation});
+  const auto found = roll_.find(place.key());
   if (found != roll_.end() && found->second.guest == nullptr) return;  // admitted meanwhile
-  roll_[{place.slot, place.incarnation}] = {place, guest};
+  roll_[place.key()] = {place, guest};
   tell_everybody({false, place});
 }
 

@@ -3,7 +3,7 @@
 //
 // During a start the roll has who is connected; in a running world it has the members, and beside
 // them the joiners that are connected. Strangers are dropped; no byte of the roll leaves before the
-// other end has proven itself. Not thread-safe: the book's thread owns it.
+// other end has proven itself. Not thread-safe: the store's thread owns it.
 #pragma once
 
 #include <poll.h>
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "core/bootstrap/greeting.hpp"
-#include "core/bootstrap/rendezvous_entries.hpp"
+#include "core/bootstrap/place_store.hpp"
 
 namespace mep {
 

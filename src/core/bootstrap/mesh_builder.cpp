@@ -28,12 +28,12 @@ constexpr uint64_t kConnectLimitNs = 3'000'000'000;
 }  // namespace
 
 MeshBuilder::MeshBuilder(const ResolvedConfig& config, const SelfDescription& self,
-                         Rendezvous* rendezvous, Deadline deadline, std::shared_ptr<Gate> gate)
+                         Rendezvous* rendezvous, Deadline deadline)
     : config_(config),
       self_(self),
       rendezvous_(rendezvous),
       deadline_(deadline),
-      gate_(std::move(gate)),
+      gate_(rendezvous->gate()),
       rank_(config.rank),
       hello_(make_hello(HelloKind::kInit, config, self)),
       seats_(static_cast<size_t>(config.size)) {
@@ -53,18 +53,15 @@ mep_result_t MeshBuilder::run(Mesh* out) {
   mesh.max_size = config_.max_size;
   mesh.listener = std::move(listener_);
   std::vector<Place> members;
-  members.push_back({self_.identity.slot, self_.identity.incarnation, self_.identity.host,
-                     self_.identity.pid, gate_->details.addresses});
+  members.push_back(place_of(self_.identity, gate_->details.addresses));
   for (int32_t rank = 0; rank < config_.size; ++rank) {
     if (rank == rank_) continue;
     Seat& peer = seat(rank);
-    PeerLink link =
-        make_peer_link(std::move(peer.link), peer.greeting.get(), self_, peer.credentials);
-    members.push_back({link.identity.slot, link.identity.incarnation, link.identity.host,
-                       link.identity.pid, peer.greeting->details().addresses});
-    mesh.peers.push_back(std::move(link));
+    mesh.peers.push_back(
+        make_peer_link(std::move(peer.link), peer.greeting.get(), self_, peer.credentials));
+    members.push_back(place_of(mesh.peers.back().identity, peer.greeting->details().addresses));
   }
-  if (gate_->book != nullptr) gate_->book->settle(members);
+  gate_->places->settle(members);
   *out = std::move(mesh);
   return MEP_SUCCESS;
 }
@@ -73,7 +70,7 @@ mep_result_t MeshBuilder::build() {
   MEP_TRY(claim_entry(rendezvous_, config_, self_, deadline_, &listener_, &tell_nobody_));
   MEP_TRY(rendezvous_->announce(rank_));
   for (;;) {
-    MEP_TRY(rendezvous_->progress());
+    MEP_TRY(gate_->places->watch());
     MEP_TRY(connect_to_lower_ranks());
     if (all_are(&Seat::linked)) {
       MEP_TRY(announce_ready());
@@ -138,7 +135,7 @@ mep_result_t MeshBuilder::connect_to(int32_t rank) {
     return MEP_SUCCESS;
   }
   Seat& peer = seat(rank);
-  const mep_result_t known = rendezvous_->authenticate(&connection);
+  const mep_result_t known = authenticate(&connection);
   peer.credentials = connection.credentials;
   if (known != MEP_SUCCESS) {
     return add_context(known, "the place of rank %d of job '%s' is held by a stranger", rank,
@@ -220,14 +217,14 @@ mep_result_t MeshBuilder::wait_for_events() {
 mep_result_t MeshBuilder::accept_incoming() {
   for (;;) {
     Connection connection;
-    const mep_result_t accepted = rendezvous_->accept(listener_.get(), &connection);
+    const mep_result_t accepted = accept_connection(listener_.get(), *gate_, &connection);
     if (accepted == MEP_ERR_NO_MEMORY && !incoming_.empty()) {
       incoming_.erase(incoming_.begin());  // the oldest has had its time
       continue;
     }
     MEP_TRY(accepted);
     if (!connection.socket.valid()) return MEP_SUCCESS;
-    if (rendezvous_->authenticate(&connection) != MEP_SUCCESS) {
+    if (authenticate(&connection) != MEP_SUCCESS) {
       log_stranger("dropped a connection to rank %d of job '%s' by a stranger: %s", rank_,
                    config_.job.c_str(), last_error_text());
       continue;
@@ -352,8 +349,7 @@ mep_result_t MeshBuilder::on_seat_greeting(int32_t rank, Frame* frame, std::stri
 }
 
 mep_result_t bootstrap_mesh(const ResolvedConfig& config, const SelfDescription& self, Mesh* out) {
-  if (self.offer.size() > kMaxOfferBytes ||
-      self.identity.slot != static_cast<uint32_t>(config.rank) || config.rank >= config.size) {
+  if (self.identity.slot != static_cast<uint32_t>(config.rank) || config.rank >= config.size) {
     return fail(MEP_ERR_INTERNAL, "bootstrap of rank %d of %d with the identity of slot %u",
                 config.rank, config.size, self.identity.slot);
   }
@@ -366,15 +362,9 @@ mep_result_t bootstrap_mesh(const ResolvedConfig& config, const SelfDescription&
     return MEP_SUCCESS;
   }
   const Deadline deadline = Deadline::after_ms(config.init_timeout_ms);
-  const auto gate = std::make_shared<Gate>();
-  MEP_TRY(prepare_crypto());
-  MEP_TRY(gate->secret.load(config.secret_file));
-  gate->details.offer = self.offer;
   std::unique_ptr<Rendezvous> rendezvous;
-  MEP_TRY(
-      make_rendezvous(config, self, RendezvousPurpose::kStart, deadline, gate.get(), &rendezvous));
-  MeshBuilder builder(config, self, rendezvous.get(), deadline, gate);
-  return builder.run(out);
+  MEP_TRY(make_rendezvous(config, self, RendezvousPurpose::kStart, deadline, &rendezvous));
+  return MeshBuilder(config, self, rendezvous.get(), deadline).run(out);
 }
 
 }  // namespace mep

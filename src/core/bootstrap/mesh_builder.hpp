@@ -26,7 +26,7 @@ namespace mep {
 class MeshBuilder {
  public:
   MeshBuilder(const ResolvedConfig& config, const SelfDescription& self, Rendezvous* rendezvous,
-              Deadline deadline, std::shared_ptr<Gate> gate);
+              Deadline deadline);
 
   [[nodiscard]] mep_result_t run(Mesh* out);
 

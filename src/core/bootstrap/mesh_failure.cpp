@@ -59,7 +59,7 @@ MeshBuilder::Missing MeshBuilder::find_missing(size_t most_explained) {
   }
   const std::string meeting = rendezvous_->explain_meeting();
   const bool is_alone = found.ranks.size() + 1 == seats_.size() && found.details.empty();
-  if (is_alone && !rendezvous_->is_open()) {
+  if (is_alone && !gate_->places->is_open()) {
     found.meeting = meeting;
   } else if (!meeting.empty()) {
     found.details += "; " + meeting;
@@ -144,7 +144,7 @@ void MeshBuilder::tell_unlinked(const Abort& abort) {
     if (rendezvous_->connect(rank, &connection) != MEP_SUCCESS || !connection.socket.valid()) {
       continue;
     }
-    if (rendezvous_->authenticate(&connection) != MEP_SUCCESS) continue;
+    if (authenticate(&connection) != MEP_SUCCESS) continue;
     auto link = std::make_unique<ControlLink>(std::move(connection.socket));
     if (connection.credentials.is_remote()) {
       (void)link->send(kAnnounceFrame,

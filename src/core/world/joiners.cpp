@@ -7,7 +7,7 @@
 #include "base/failpoint.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
-#include "core/bootstrap/rendezvous_entries.hpp"
+#include "core/bootstrap/place_store.hpp"
 #include "core/world/frames.hpp"
 
 namespace mep {
@@ -47,8 +47,8 @@ void Joiners::close_door() {
 }
 
 void Joiners::strike_out(uint32_t slot) {
-  if (gate_ == nullptr || gate_->book == nullptr) return;
-  gate_->book->forget(slot, peers_[slot].identity.incarnation);
+  if (gate_ == nullptr) return;
+  gate_->places->erase(slot, peers_[slot].identity.incarnation);
 }
 
 // --- Connecting -----------------------------------------------------------------------------------

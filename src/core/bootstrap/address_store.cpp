@@ -32,31 +32,29 @@ constexpr uint64_t kStrangerLimitMs = 1000;
 constexpr unsigned kStrangerTimes = 3;
 constexpr int kLongestWaitMs = 1000;
 
-class AddressEntries final : public RendezvousEntries {
+class AddressStore final : public PlaceStore {
  public:
-  AddressEntries(const ResolvedConfig& config, const SelfDescription& self,
-                 RendezvousPurpose purpose, const Gate& gate)
+  AddressStore(const ResolvedConfig& config, const SelfDescription& self, RendezvousPurpose purpose,
+               const Gate& gate)
       : self_(self),
         purpose_(purpose),
         gate_(gate),
         hello_(make_hello(HelloKind::kMeet, config, self)),
         point_(hello_, gate) {}
-  ~AddressEntries() override;
+  ~AddressStore() override;
 
   mep_result_t open(const std::string& addresses, UniqueFd listener);
 
-  mep_result_t progress() override;
+  mep_result_t watch() override;
   int fd() const override { return update_event_.get(); }
   bool is_open() const override;
-  mep_result_t announce(const Place& own) override;
-  void withdraw() override;
-  bool is_announced() const override;
-  std::vector<Place> find(uint32_t slot) const override;
+  mep_result_t put(const Place& place) override;
+  void erase(uint32_t slot, uint64_t incarnation) override;
+  bool has_own() const override;
+  std::vector<Place> get(uint32_t slot) const override;
   std::string explain() const override;
   std::string turned_away() const override;
   void settle(const std::vector<Place>& members) override;
-  void add(const Place& member) override;
-  void forget(uint32_t slot, uint64_t incarnation) override;
 
  private:
   // A listed address, and the connection to whoever serves there.
@@ -130,7 +128,7 @@ class AddressEntries final : public RendezvousEntries {
   std::string failure_text_;
 };
 
-AddressEntries::~AddressEntries() {
+AddressStore::~AddressStore() {
   if (!thread_.joinable()) return;
   {
     const std::lock_guard lock(mutex_);
@@ -140,7 +138,7 @@ AddressEntries::~AddressEntries() {
   thread_.join();
 }
 
-mep_result_t AddressEntries::open(const std::string& addresses, UniqueFd listener) {
+mep_result_t AddressStore::open(const std::string& addresses, UniqueFd listener) {
   std::vector<ListedAddress> listed;
   MEP_TRY(parse_address_list(addresses, &listed));
   for (ListedAddress& address : listed) {
@@ -155,7 +153,7 @@ mep_result_t AddressEntries::open(const std::string& addresses, UniqueFd listene
       "the rendezvous thread", [this] { loop(); }, &thread_);
 }
 
-mep_result_t AddressEntries::progress() {
+mep_result_t AddressStore::watch() {
   uint64_t count = 0;
   (void)!read(update_event_.get(), &count, sizeof count);
   const std::lock_guard lock(mutex_);
@@ -177,31 +175,33 @@ mep_result_t AddressEntries::progress() {
   return fail(refused->refusal, "%s", refused->obstacle.c_str());
 }
 
-bool AddressEntries::is_open() const {
+bool AddressStore::is_open() const {
   const std::lock_guard lock(mutex_);
   return std::any_of(clients_.begin(), clients_.end(),
                      [](const Client& client) { return client.open; });
 }
 
-mep_result_t AddressEntries::announce(const Place& own) {
+mep_result_t AddressStore::put(const Place& place) {
   const std::lock_guard lock(mutex_);
-  own_ = own;
-  ++own_version_;
+  if (settled_) {
+    point_.add(place);
+  } else {
+    own_ = place;
+    ++own_version_;
+  }
   wake();
   return MEP_SUCCESS;
 }
 
-void AddressEntries::withdraw() {}
-
 // A meeting point tells everybody, the sender too, of each place in the order in which they came.
-bool AddressEntries::is_announced() const {
+bool AddressStore::has_own() const {
   const std::lock_guard lock(mutex_);
   return std::all_of(clients_.begin(), clients_.end(), [this](const Client& client) {
-    return !client.open || client.roll.contains({own_.slot, own_.incarnation});
+    return !client.open || client.roll.contains(own_.key());
   });
 }
 
-std::vector<Place> AddressEntries::find(uint32_t slot) const {
+std::vector<Place> AddressStore::get(uint32_t slot) const {
   const std::lock_guard lock(mutex_);
   std::vector<Place> found;
   for (const Client& client : clients_) {
@@ -217,7 +217,7 @@ std::vector<Place> AddressEntries::find(uint32_t slot) const {
   return found;
 }
 
-std::string AddressEntries::explain() const {
+std::string AddressStore::explain() const {
   const std::lock_guard lock(mutex_);
   std::string text;
   for (const Client& client : clients_) {
@@ -228,7 +228,7 @@ std::string AddressEntries::explain() const {
   return text;
 }
 
-std::string AddressEntries::explain_client(const Client& client) {
+std::string AddressStore::explain_client(const Client& client) {
   std::string text = "meeting point " + client.listed.text() + ": ";
   if (!client.stranger.empty()) {
     text += "what answers there is not a rendezvous of MEP, it " + client.stranger +
@@ -239,12 +239,12 @@ std::string AddressEntries::explain_client(const Client& client) {
   return client.bind_obstacle.empty() ? text : text + " (" + client.bind_obstacle + ")";
 }
 
-std::string AddressEntries::turned_away() const {
+std::string AddressStore::turned_away() const {
   const std::lock_guard lock(mutex_);
   return point_.turned_away();
 }
 
-void AddressEntries::settle(const std::vector<Place>& members) {
+void AddressStore::settle(const std::vector<Place>& members) {
   const std::lock_guard lock(mutex_);
   settled_ = true;
   for (Client& client : clients_) {
@@ -257,14 +257,10 @@ void AddressEntries::settle(const std::vector<Place>& members) {
   wake();
 }
 
-void AddressEntries::add(const Place& member) {
+// Before the world runs, a place goes with its process's connection.
+void AddressStore::erase(uint32_t slot, uint64_t incarnation) {
   const std::lock_guard lock(mutex_);
-  point_.add(member);
-  wake();
-}
-
-void AddressEntries::forget(uint32_t slot, uint64_t incarnation) {
-  const std::lock_guard lock(mutex_);
+  if (!settled_) return;
   point_.forget(slot, incarnation);
   // Perhaps the one that served; its address is free as soon as its process has ended.
   for (Client& client : clients_) {
@@ -276,7 +272,7 @@ void AddressEntries::forget(uint32_t slot, uint64_t incarnation) {
 
 // --- The thread -----------------------------------------------------------------------------------
 
-void AddressEntries::loop() {
+void AddressStore::loop() {
   pthread_setname_np(pthread_self(), "mep-meeting");
   set_log_rank(static_cast<int>(self_.identity.slot));
   std::unique_lock lock(mutex_);
@@ -289,7 +285,7 @@ void AddressEntries::loop() {
 }
 
 // A start fails; in a running job another member takes over what this rank has served.
-void AddressEntries::give_up_for_memory() {
+void AddressStore::give_up_for_memory() {
   log(LogLevel::kWarn, "no memory for the rendezvous; this rank serves it no more");
   if (!settled_ && failure_ == MEP_SUCCESS) {
     failure_ = MEP_ERR_NO_MEMORY;
@@ -299,7 +295,7 @@ void AddressEntries::give_up_for_memory() {
   point_.close();
 }
 
-void AddressEntries::round(std::unique_lock<std::mutex>* lock) {
+void AddressStore::round(std::unique_lock<std::mutex>* lock) {
   resolve(lock);
   for (Client& client : clients_) {
     bind_addresses(&client);
@@ -321,7 +317,7 @@ void AddressEntries::round(std::unique_lock<std::mutex>* lock) {
   lock->lock();
 }
 
-int AddressEntries::wait_ms() const {
+int AddressStore::wait_ms() const {
   int limit_ms = kLongestWaitMs;
   for (const Client& client : clients_) {
     if (!client.serves && !client.open && may_serve())
@@ -334,7 +330,7 @@ int AddressEntries::wait_ms() const {
 }
 
 // A name server may take its time: the lock is not held meanwhile.
-void AddressEntries::resolve(std::unique_lock<std::mutex>* lock) {
+void AddressStore::resolve(std::unique_lock<std::mutex>* lock) {
   for (size_t i = 0; i < clients_.size(); ++i) {
     if (!clients_[i].resolved.empty() || !clients_[i].next_resolve.expired()) continue;
     const ListedAddress listed = clients_[i].listed;
@@ -350,7 +346,7 @@ void AddressEntries::resolve(std::unique_lock<std::mutex>* lock) {
   }
 }
 
-void AddressEntries::bind_addresses(Client* client) {
+void AddressStore::bind_addresses(Client* client) {
   // While somebody else serves there, nobody can take it.
   if (client->serves || client->open || !may_serve() || !client->next_bind.expired()) return;
   client->next_bind = Deadline::after_ms(client->bind_pause_ms);
@@ -381,7 +377,7 @@ void AddressEntries::bind_addresses(Client* client) {
   }
 }
 
-void AddressEntries::connect(Client* client) {
+void AddressStore::connect(Client* client) {
   if (client->resolved.empty() || !client->next_try.expired()) return;
   const NetAddress address = client->resolved[client->next++ % client->resolved.size()];
   UniqueFd socket;
@@ -402,7 +398,7 @@ void AddressEntries::connect(Client* client) {
   }
 }
 
-void AddressEntries::drop(Client* client, const std::string& obstacle) {
+void AddressStore::drop(Client* client, const std::string& obstacle) {
   if (!obstacle.empty() && client->refusal == MEP_SUCCESS) client->obstacle = obstacle;
   client->broken = true;
   client->open = false;
@@ -411,7 +407,7 @@ void AddressEntries::drop(Client* client, const std::string& obstacle) {
   client->next_try = Deadline::after_ms(client->pause_ms);
 }
 
-void AddressEntries::refused(Client* client, mep_result_t code, const std::string& text) {
+void AddressStore::refused(Client* client, mep_result_t code, const std::string& text) {
   if (client->refusal == MEP_SUCCESS) client->refused_since_ns = now_ns();
   client->refusal = code;
   client->obstacle = "the meeting point " + client->listed.text() + ": " + text;
@@ -420,7 +416,7 @@ void AddressEntries::refused(Client* client, mep_result_t code, const std::strin
 }
 
 // is_certain: no meeting point does so, nor anything that stands before one.
-void AddressEntries::found_stranger(Client* client, bool is_certain, const char* does) {
+void AddressStore::found_stranger(Client* client, bool is_certain, const char* does) {
   drop(client, {});
   client->stranger = does;
   if (client->strange_answers++ == 0) client->strange_since_ns = now_ns();
@@ -432,7 +428,7 @@ void AddressEntries::found_stranger(Client* client, bool is_certain, const char*
   signal_update();
 }
 
-void AddressEntries::serve_client(Client* client) {
+void AddressStore::serve_client(Client* client) {
   if (client->link == nullptr) connect(client);
   if (client->link != nullptr) converse(client);
   if (!client->broken) return;
@@ -440,7 +436,7 @@ void AddressEntries::serve_client(Client* client) {
   client->greeting.reset();
 }
 
-void AddressEntries::converse(Client* client) {
+void AddressStore::converse(Client* client) {
   if (client->broken) return;
   client->is_made = client->is_made || is_connected(client->link->fd());
   if (client->link->has_queued_output()) (void)client->link->flush_output();
@@ -474,7 +470,7 @@ void AddressEntries::converse(Client* client) {
   if (client->open && client->told_version != own_version_) tell_entry(client);
 }
 
-void AddressEntries::tell_entry(Client* client) {
+void AddressStore::tell_entry(Client* client) {
   client->told_version = own_version_;
   Place place = own_;
   // The address that leads to the meeting point leads, more likely than others, to the other ranks.
@@ -488,7 +484,7 @@ void AddressEntries::tell_entry(Client* client) {
   (void)client->link->send(kEntriesFrame, encode_own_entry(purpose_, place));
 }
 
-void AddressEntries::take_abort(Client* client, const Frame& frame) {
+void AddressStore::take_abort(Client* client, const Frame& frame) {
   Abort abort;
   if (!decode_abort(frame.payload, &abort)) return drop(client, "a malformed refusal");
   // Sealed: from somebody who knows the secret, and so true. Else it may be anybody's.
@@ -498,7 +494,7 @@ void AddressEntries::take_abort(Client* client, const Frame& frame) {
   signal_update();
 }
 
-void AddressEntries::take(Client* client, Frame* frame) {
+void AddressStore::take(Client* client, Frame* frame) {
   if (frame->type == kAbortFrame) return take_abort(client, *frame);
   if (frame->type == kRetryFrame)
     return drop(client, "it is full, or still in an earlier world of this job");
@@ -526,25 +522,21 @@ void AddressEntries::take(Client* client, Frame* frame) {
   client->refusal = MEP_SUCCESS;
   client->obstacle.clear();
   for (EntryUpdate& each : updates) {
-    const std::pair<uint32_t, uint64_t> key{each.place.slot, each.place.incarnation};
-    if (each.gone) {
-      client->roll.erase(key);
-    } else {
-      client->roll[key] = std::move(each.place);
-    }
+    client->roll.erase(each.place.key());
+    if (!each.gone) client->roll.emplace(each.place.key(), std::move(each.place));
   }
   signal_update();
 }
 
 }  // namespace
 
-mep_result_t make_address_book(const ResolvedConfig& config, const SelfDescription& self,
-                               RendezvousPurpose purpose, const Gate& gate,
-                               const std::string& addresses, UniqueFd listener,
-                               std::unique_ptr<RendezvousEntries>* out) {
-  auto book = std::make_unique<AddressEntries>(config, self, purpose, gate);
-  MEP_TRY(book->open(addresses, std::move(listener)));
-  *out = std::move(book);
+mep_result_t make_address_store(const ResolvedConfig& config, const SelfDescription& self,
+                                RendezvousPurpose purpose, const Gate& gate,
+                                const std::string& addresses, UniqueFd listener,
+                                std::unique_ptr<PlaceStore>* out) {
+  auto store = std::make_unique<AddressStore>(config, self, purpose, gate);
+  MEP_TRY(store->open(addresses, std::move(listener)));
+  *out = std::move(store);
   return MEP_SUCCESS;
 }
 

@@ -1,5 +1,5 @@
-// The book (list of places) in a directory that all hosts share: the file DIRECTORY/mep-JOB/RANK.INCARNATION has one
-// rank's place. A rank renames a finished draft to this name, so nobody reads half a file, and removes the file at its
+// The store of places in a directory that all hosts share: the file DIRECTORY/mep-JOB/RANK.INCARNATION has one rank's
+// place. A rank renames a finished draft to this name, so nobody reads half a file, and removes the file at its
 // orderly end. A file that was left behind leads to no process, or to one of another incarnation, which the handshake
 // finds out. So a file only tells where to connect; it proves nothing.
 #include <dirent.h>
@@ -19,7 +19,6 @@
 #include "base/system_error.hpp"
 #include "core/bootstrap/local_socket.hpp"
 #include "core/bootstrap/rendezvous.hpp"
-#include "core/bootstrap/rendezvous_records.hpp"
 
 namespace mep {
 namespace {
@@ -28,27 +27,25 @@ constexpr size_t kMaxFileBytes = 1024;
 constexpr size_t kMaxFiles = size_t{4} << 16;
 constexpr uint64_t kLookEveryMs = 50;
 
-class DirectoryEntries final : public RendezvousEntries {
+class DirectoryStore final : public PlaceStore {
  public:
-  DirectoryEntries(const ResolvedConfig& config, const SelfDescription& self)
+  DirectoryStore(const ResolvedConfig& config, const SelfDescription& self)
       : self_(self),
         job_(config.job),
         folder_(config.rendezvous + (config.rendezvous.back() == '/' ? "" : "/") + "mep-" +
                 name_of_job(config.job)) {}
-  ~DirectoryEntries() override { withdraw(); }
+  ~DirectoryStore() override { take_back(); }
 
-  mep_result_t open(const std::string& directory);
-  mep_result_t progress() override;
+  mep_result_t open(const std::string& directory) const {
+    return make_private_folder(directory, folder_, "rendezvous");
+  }
+  mep_result_t watch() override;
   void look_again() override { next_look_ = Deadline::at(0); }
   bool is_open() const override { return looked_; }
-  mep_result_t announce(const Place& own) override;
-  void withdraw() override;
-  std::vector<Place> find(uint32_t slot) const override;
+  mep_result_t put(const Place& place) override;
+  void erase(uint32_t slot, uint64_t incarnation) override;
+  std::vector<Place> get(uint32_t slot) const override;
   std::string explain() const override { return "no file of it in " + folder_; }
-  // Nothing to do: each rank writes its own file.
-  void settle(const std::vector<Place>&) override {}
-  void add(const Place&) override {}
-  void forget(uint32_t slot, uint64_t incarnation) override;
 
  private:
   using Key = std::pair<uint32_t, uint64_t>;  // rank and incarnation
@@ -59,6 +56,7 @@ class DirectoryEntries final : public RendezvousEntries {
     const size_t begin = std::string("mep/0/").size();
     return name.substr(begin, name.size() - begin - std::string("/0").size());
   }
+  void take_back();
   std::string path_of(const Key& key) const;
   bool read_file(const Key& key, Place* place) const;
 
@@ -71,28 +69,26 @@ class DirectoryEntries final : public RendezvousEntries {
   bool looked_ = false;
 };
 
-mep_result_t DirectoryEntries::open(const std::string& directory) {
-  return make_private_folder(directory, folder_, "rendezvous");
-}
-
-std::string DirectoryEntries::path_of(const Key& key) const {
+std::string DirectoryStore::path_of(const Key& key) const {
   char name[48];
   std::snprintf(name, sizeof name, "/%u.%016llx", key.first,
                 static_cast<unsigned long long>(key.second));
   return folder_ + name;
 }
 
-bool DirectoryEntries::read_file(const Key& key, Place* place) const {
+bool DirectoryStore::read_file(const Key& key, Place* place) const {
   const UniqueFd fd(::open(path_of(key).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (!fd.valid()) return false;
   std::vector<std::byte> bytes(kMaxFileBytes);
   const ssize_t count = read(fd.get(), bytes.data(), bytes.size());
   if (count <= 0) return false;
   bytes.resize(static_cast<size_t>(count));
-  return decode_entry_file(bytes, job_, place) && Key{place->slot, place->incarnation} == key;
+  uint32_t version = 0;
+  return decode_place_record(bytes, job_, &version, place) && place->key() == key &&
+         !place->addresses.empty();
 }
 
-mep_result_t DirectoryEntries::progress() {
+mep_result_t DirectoryStore::watch() {
   if (!next_look_.expired()) return MEP_SUCCESS;
   next_look_ = Deadline::after_ms(kLookEveryMs);
   DIR* folder = opendir(folder_.c_str());
@@ -124,15 +120,17 @@ mep_result_t DirectoryEntries::progress() {
   return MEP_SUCCESS;
 }
 
-mep_result_t DirectoryEntries::announce(const Place& own) {
-  withdraw();
-  MEP_TRY(progress());
+mep_result_t DirectoryStore::put(const Place& place) {
+  // Each rank writes its own file.
+  if (place.incarnation != self_.identity.incarnation) return MEP_SUCCESS;
+  take_back();
+  MEP_TRY(watch());
   // This process holds the rank's place on this host, so older files of the rank from this host are stale.
-  for (const auto& [key, place] : places_) {
-    if (key.first == own.slot && place.host == own.host) unlink(path_of(key).c_str());
+  for (const auto& [key, other] : places_) {
+    if (key.first == place.slot && other.host == place.host) unlink(path_of(key).c_str());
   }
-  const std::vector<std::byte> record = encode_entry_file(job_, own);
-  const std::string path = path_of({own.slot, own.incarnation});
+  const std::vector<std::byte> record = encode_place_record(job_, place);
+  const std::string path = path_of(place.key());
   const std::string draft = path + ".draft";
   mkdir(folder_.c_str(), 0700);  // the last rank of an earlier job may have removed it since open()
   const UniqueFd fd(
@@ -148,17 +146,17 @@ mep_result_t DirectoryEntries::announce(const Place& own) {
   own_path_ = path;
   // Each rank writes before it looks, so of two ranks that come at the same time one sees the other.
   look_again();
-  return progress();
+  return watch();
 }
 
-void DirectoryEntries::withdraw() {
+void DirectoryStore::take_back() {
   if (own_path_.empty()) return;
   unlink(own_path_.c_str());
   own_path_.clear();
   rmdir(folder_.c_str());  // succeeds for the last rank; the folder is not empty for the others
 }
 
-std::vector<Place> DirectoryEntries::find(uint32_t slot) const {
+std::vector<Place> DirectoryStore::get(uint32_t slot) const {
   std::vector<Place> found;
   for (auto each = places_.lower_bound({slot, 0});
        each != places_.end() && each->first.first == slot; ++each) {
@@ -167,18 +165,19 @@ std::vector<Place> DirectoryEntries::find(uint32_t slot) const {
   return found;
 }
 
-// Called for a rank that is out: a dead one cannot remove its file itself.
-void DirectoryEntries::forget(uint32_t slot, uint64_t incarnation) {
+// A dead rank cannot remove its file itself.
+void DirectoryStore::erase(uint32_t slot, uint64_t incarnation) {
+  if (incarnation == self_.identity.incarnation) return take_back();
   unlink(path_of({slot, incarnation}).c_str());
 }
 
 }  // namespace
 
-mep_result_t make_directory_book(const ResolvedConfig& config, const SelfDescription& self,
-                                 std::unique_ptr<RendezvousEntries>* out) {
-  auto book = std::make_unique<DirectoryEntries>(config, self);
-  MEP_TRY(book->open(config.rendezvous));
-  *out = std::move(book);
+mep_result_t make_directory_store(const ResolvedConfig& config, const SelfDescription& self,
+                                  std::unique_ptr<PlaceStore>* out) {
+  auto store = std::make_unique<DirectoryStore>(config, self);
+  MEP_TRY(store->open(config.rendezvous));
+  *out = std::move(store);
   return MEP_SUCCESS;
 }
 

@@ -1,7 +1,7 @@
 // Keys that are written, all by rank 0 (JOB: the job's name; N: which start of this job in the
 // process, from 0, so that an earlier start's value is never taken for the present one's):
-//   mep/JOB/N/name   name under which the ranks meet, rank 0's host, and where it is reached by ranks
-//                    of other hosts (nowhere, if the job has no secret)
+//   mep/JOB/N/name   rank 0 and where its meeting point is reached by ranks of other hosts (nowhere, if the job has
+//                    no secret); its incarnation gives the name under which the ranks meet
 //   mep/JOB/name     the same of the latest start, for joiners
 #include <unistd.h>
 
@@ -13,9 +13,7 @@
 #include "base/fork_hold.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
-#include "core/bootstrap/hello.hpp"
 #include "core/bootstrap/rendezvous.hpp"
-#include "core/bootstrap/rendezvous_records.hpp"
 #include "core/bootstrap/wait_notice.hpp"
 
 namespace mep {
@@ -79,41 +77,37 @@ uint32_t next_start_number(const std::string& job, uint32_t rank) {
               key.c_str(), status);
 }
 
-[[nodiscard]] mep_result_t decode_meeting(const std::string& key,
-                                          const std::vector<std::byte>& value,
-                                          const SelfDescription& self, StoreMeeting* meeting) {
-  MeetingRecord record;
-  if (!decode_meeting_record(value, &record)) {
+// Rank 0's record as the meeting that it stands for. The incarnation is random: nobody else makes this name.
+void take_record(Place&& record, StoreMeeting* meeting) {
+  char name[32];
+  std::snprintf(name, sizeof name, "store-%016llx",
+                static_cast<unsigned long long>(record.incarnation));
+  meeting->name = name;
+  meeting->addresses = std::move(record.addresses);
+}
+
+[[nodiscard]] mep_result_t get_meeting(const ResolvedConfig& config, const std::string& key,
+                                       Deadline deadline, const SelfDescription& self,
+                                       StoreMeeting* meeting) {
+  std::vector<std::byte> value;
+  MEP_TRY(store_get(*config.store, key, deadline, &value));
+  Place record;
+  uint32_t version = 0;
+  if (!decode_place_record(value, config.job, &version, &record)) {
+    if (version != 0 && version != kProtocolVersion) {
+      return fail(MEP_ERR_VERSION, "rank 0 speaks protocol %u, rank %u protocol %u", version,
+                  self.identity.slot, kProtocolVersion);
+    }
     return fail(MEP_ERR_BOOTSTRAP, "the caller's store has something else than MEP's under '%s'",
                 key.c_str());
   }
-  if (record.version != kProtocolVersion) {
-    return fail(MEP_ERR_VERSION, "rank 0 speaks protocol %u, rank %u protocol %u", record.version,
-                self.identity.slot, kProtocolVersion);
-  }
-  meeting->name = std::move(record.name);
-  meeting->addresses = std::move(record.addresses);
-  meeting->other_host = record.host != self.identity.host;
-  if (meeting->other_host && meeting->addresses.empty()) {
+  if (record.host != self.identity.host && record.addresses.empty()) {
     return fail(MEP_ERR_DENIED,
                 "rank %u is on another host (or in another container) than rank 0, which has no "
                 "secret: set MEP_SECRET_FILE for all ranks",
                 self.identity.slot);
   }
-  return MEP_SUCCESS;
-}
-
-// Rank 0's meeting point for ranks of other hosts, if they can come at all.
-[[nodiscard]] mep_result_t open_meeting(const ResolvedConfig& config, StoreMeeting* meeting) {
-  if (config.secret_file.empty() && !config.allow_insecure) return MEP_SUCCESS;
-  std::string interface_glob;
-  MEP_TRY(interface_from_environment(&interface_glob));
-  uint16_t port = 0;
-  bool taken = false;
-  MEP_TRY(listen_tcp(nullptr, &meeting->listener, &taken, &port));
-  meeting->addresses = local_addresses(interface_glob);
-  if (meeting->addresses.size() > kMaxAddresses) meeting->addresses.resize(kMaxAddresses);
-  for (NetAddress& address : meeting->addresses) address.port = port;
+  take_record(std::move(record), meeting);
   return MEP_SUCCESS;
 }
 
@@ -122,29 +116,23 @@ uint32_t next_start_number(const std::string& job, uint32_t rank) {
 mep_result_t agree_through_store(const ResolvedConfig& config, const SelfDescription& self,
                                  RendezvousPurpose purpose, Deadline deadline,
                                  StoreMeeting* meeting) {
-  const mep_store_t& store = *config.store;
   const std::string prefix = "mep/" + config.job;
-  std::vector<std::byte> value;
+  const std::string latest = prefix + "/name";
   if (purpose == RendezvousPurpose::kJoin) {
-    MEP_TRY(store_get(store, prefix + "/name", deadline, &value));
-    return decode_meeting(prefix + "/name", value, self, meeting);
+    return get_meeting(config, latest, deadline, self, meeting);
   }
   const uint32_t start = next_start_number(config.job, self.identity.slot);
   const std::string key = prefix + "/" + std::to_string(start) + "/name";
-  if (self.identity.slot != 0) {
-    MEP_TRY(store_get(store, key, deadline, &value));
-    return decode_meeting(key, value, self, meeting);
+  if (self.identity.slot != 0) return get_meeting(config, key, deadline, self, meeting);
+  Place record = place_of(self.identity, {});
+  // Ranks of other hosts can come only with a secret.
+  if (!config.secret_file.empty() || config.allow_insecure) {
+    MEP_TRY(listen_for_hosts(&meeting->listener, &record.addresses));
   }
-  // The incarnation is random: nobody else makes this name.
-  char name[kMaxMeetingNameBytes];
-  std::snprintf(name, sizeof name, "store-%016llx",
-                static_cast<unsigned long long>(self.identity.incarnation));
-  MEP_TRY(open_meeting(config, meeting));
-  const std::vector<std::byte> record =
-      encode_meeting_record({kProtocolVersion, self.identity.host, name, meeting->addresses});
-  MEP_TRY(store_put(store, key, record));
-  MEP_TRY(store_put(store, prefix + "/name", record));
-  meeting->name = name;
+  const std::vector<std::byte> value = encode_place_record(config.job, record);
+  MEP_TRY(store_put(*config.store, key, value));
+  MEP_TRY(store_put(*config.store, latest, value));
+  take_record(std::move(record), meeting);
   return MEP_SUCCESS;
 }
 
