@@ -32,7 +32,7 @@ ALLOWED = {
     "core/queued": ["base", "transport/gpu_queue", "core/operation"],
     "core/staged": ["base", "protocol", "kernels/cuda/coll", "kernels/cuda/device", "core/comm"],
     "core/ep": ["base", "protocol", "kernels/host", "kernels/cuda/ep", "core/bootstrap", "core/topo", "core/world", "core/operation",
-                "core/comm", "core/queued"],
+                "core/comm"],
     "core/cuda": ["base", "protocol", "kernels/cuda/coll", "kernels/cuda/device", "kernels/cuda/ep", "transport/cuda", "transport/gpu_queue", "core/topo", "core/operation", "core/coll",
                   "core/comm", "core/ep", "core/queued", "core/staged"],
     "core/api": ["base", "protocol", "core/bootstrap", "core/topo", "core/world", "core/operation", "core/message", "core/comm",

@@ -253,7 +253,7 @@ mep_result_t mep_ep_buffer_size(mep_comm_t comm, const mep_ep_config_t* config,
     if (size_info == nullptr) return null_argument("size_info");
     mep_ep_size_t size;
     MEP_TRY(read_sized_struct(size_info, "mep_ep_size_t", &size));
-    MEP_TRY(estimate_ep_object(*comm->comm, *comm->backend, shape, given, &size));
+    MEP_TRY(estimate_ep_object(*comm->backend, shape, given, &size));
     write_sized_struct(size, size_info);
     return MEP_SUCCESS;
   });

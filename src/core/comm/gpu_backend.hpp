@@ -68,10 +68,14 @@ class GpuBackend : public Backend {
   [[nodiscard]] virtual mep_result_t begin_proof() = 0;
   [[nodiscard]] virtual mep_result_t end_proof() = 0;
 
-  // The buffers of an EP object, of a shape that check_ep_device() has passed; nothing is made yet.
+  // The buffers of an EP object; nothing is made yet. A shape that the kernels cannot do is refused.
   [[nodiscard]] virtual mep_result_t make_ep_buffers(const EpShape& shape,
                                                      const EpDeviceOptions& options,
                                                      std::unique_ptr<EpBuffers>* out) = 0;
+  // The memory that they would take.
+  [[nodiscard]] virtual mep_result_t estimate_ep_buffers(const EpShape& shape,
+                                                         const EpDeviceOptions& options,
+                                                         mep_ep_size_t* out) const = 0;
   // Checks the memory and enqueues the kernel.
   [[nodiscard]] virtual mep_result_t count_layout(const device::DispatchLayout& layout,
                                                   void* stream) = 0;

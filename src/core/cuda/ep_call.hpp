@@ -6,7 +6,6 @@
 
 #include "core/ep/ep_arguments.hpp"
 #include "core/ep/ep_buffers.hpp"
-#include "core/ep/ep_device.hpp"
 #include "kernels/cuda/device/op_status.hpp"
 #include "kernels/cuda/ep/dispatch_layout.hpp"
 

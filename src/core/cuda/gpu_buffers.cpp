@@ -40,7 +40,7 @@ GpuBuffers::GpuBuffers(Comm& comm, GpuBackend& backend, const EpShape& shape,
       backend_(backend),
       shape_(shape),
       options_(options),
-      geometry_(ep_device_geometry(shape, options, backend.reach())),
+      geometry_(ep_geometry(shape, options, backend.reach())),
       buffers_(shape.buffers),
       views_(comm) {}
 

@@ -22,12 +22,11 @@
 #include <vector>
 
 #include "core/cuda/ep_call.hpp"
+#include "core/cuda/ep_geometry.hpp"
 #include "core/cuda/ep_views.hpp"
 #include "core/cuda/gpu_windows.hpp"
 #include "core/cuda/queued_buffer.hpp"
 #include "core/ep/ep_buffers.hpp"
-#include "core/ep/ep_device.hpp"
-#include "core/ep/ep_device_geometry.hpp"
 #include "transport/cuda/device_memory.hpp"
 
 namespace mep {

@@ -180,8 +180,14 @@ mep_result_t GpuComm::check_memory(const void* memory, const char* name) const {
 
 mep_result_t GpuComm::make_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
                                       std::unique_ptr<EpBuffers>* out) {
+  MEP_TRY(check_ep_shape(comm_, shape));
   *out = std::make_unique<GpuBuffers>(comm_, *this, shape, options);
   return MEP_SUCCESS;
+}
+
+mep_result_t GpuComm::estimate_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
+                                          mep_ep_size_t* out) const {
+  return estimate_gpu_buffers(comm_, *this, shape, options, out);
 }
 
 mep_result_t GpuComm::count_layout(const device::DispatchLayout& layout, void* stream) {

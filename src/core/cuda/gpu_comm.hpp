@@ -49,6 +49,8 @@ class GpuComm : public GpuBackend, public ViewParticipant {
   mep_result_t end_proof() override;
   mep_result_t make_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
                                std::unique_ptr<EpBuffers>* out) override;
+  mep_result_t estimate_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
+                                   mep_ep_size_t* out) const override;
   mep_result_t count_layout(const device::DispatchLayout& layout, void* stream) override;
   mep_result_t enqueue_messages(std::span<const StreamMessage> messages, void* stream) override;
   mep_result_t take_failure() override;

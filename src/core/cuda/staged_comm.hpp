@@ -54,6 +54,8 @@ class StagedComm : public GpuBackend {
   mep_result_t end_proof() override;
   mep_result_t make_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
                                std::unique_ptr<EpBuffers>* out) override;
+  mep_result_t estimate_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
+                                   mep_ep_size_t* out) const override;
   mep_result_t count_layout(const device::DispatchLayout& layout, void* stream) override;
   mep_result_t take_failure() override { return server_.take_failure(); }
   bool busy() const override { return server_.busy(); }

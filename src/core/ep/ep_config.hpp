@@ -71,6 +71,12 @@ struct EpShape {
   size_t scale_row_bytes() const;
 };
 
+// Fields of the config that are for GPUs alone.
+struct EpDeviceOptions {
+  bool column_major = false;  // scales
+  uint32_t num_sms = 0;       // blocks of a kernel at most; 0: chosen
+};
+
 // Refuses what makes no sense or is not built, by name.
 [[nodiscard]] mep_result_t resolve_ep_config(uint32_t rank, uint32_t ranks,
                                              const mep_ep_config_t& config, EpShape* out,

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "core/ep/ep_config.hpp"
-#include "core/ep/ep_device.hpp"
 #include "mep.h"
 
 namespace mep {

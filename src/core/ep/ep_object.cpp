@@ -5,7 +5,6 @@
 #include "base/status.hpp"
 #include "core/comm/gpu_backend.hpp"
 #include "core/ep/ep_description.hpp"
-#include "core/ep/ep_device.hpp"
 #include "core/ep/host_buffers.hpp"
 
 namespace mep {
@@ -17,10 +16,7 @@ EpDeviceOptions device_options(const mep_ep_config_t& config) {
 
 mep_result_t make_buffers(Comm& comm, Backend& backend, const EpShape& shape,
                           const EpDeviceOptions& options, std::unique_ptr<EpBuffers>* out) {
-  if (GpuBackend* gpu = backend.gpu_backend()) {
-    MEP_TRY(check_ep_device(comm, shape));
-    return gpu->make_ep_buffers(shape, options, out);
-  }
+  if (GpuBackend* gpu = backend.gpu_backend()) return gpu->make_ep_buffers(shape, options, out);
   *out = std::make_unique<HostBuffers>(comm, shape);
   return MEP_SUCCESS;
 }
@@ -172,15 +168,12 @@ mep_result_t attach_ep_object(Comm& comm, const EpShape& shape, const mep_ep_con
   return MEP_SUCCESS;
 }
 
-mep_result_t estimate_ep_object(const Comm& comm, Backend& backend, const EpShape& shape,
+mep_result_t estimate_ep_object(Backend& backend, const EpShape& shape,
                                 const mep_ep_config_t& config, mep_ep_size_t* out) {
-  const GpuBackend* gpu = backend.gpu_backend();
-  if (gpu == nullptr) {
-    estimate_host_buffers(shape, out);
-    return MEP_SUCCESS;
+  if (const GpuBackend* gpu = backend.gpu_backend()) {
+    return gpu->estimate_ep_buffers(shape, device_options(config), out);
   }
-  MEP_TRY(check_ep_device(comm, shape));
-  estimate_ep_device_size(shape, device_options(config), *gpu, out);
+  estimate_host_buffers(shape, out);
   return MEP_SUCCESS;
 }
 

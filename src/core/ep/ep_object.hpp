@@ -13,7 +13,6 @@
 #include "core/comm/view_participant.hpp"
 #include "core/ep/ep_buffers.hpp"
 #include "core/ep/ep_config.hpp"
-#include "core/ep/ep_device.hpp"
 
 namespace mep {
 
@@ -89,9 +88,8 @@ class EpObject : public ViewParticipant {
                                             const mep_ep_config_t& config,
                                             std::unique_ptr<EpObject>* out);
 // The memory that make_ep_object() would take.
-[[nodiscard]] mep_result_t estimate_ep_object(const Comm& comm, Backend& backend,
-                                              const EpShape& shape, const mep_ep_config_t& config,
-                                              mep_ep_size_t* out);
+[[nodiscard]] mep_result_t estimate_ep_object(Backend& backend, const EpShape& shape,
+                                              const mep_ep_config_t& config, mep_ep_size_t* out);
 
 // For tests that reach below the ABI.
 EpObject& ep_object_of(mep_ep_t ep);

@@ -1,14 +1,13 @@
-#include "core/ep/ep_device.hpp"
+#include "core/cuda/ep_geometry.hpp"
 
 #include "base/status.hpp"
-#include "core/ep/ep_device_geometry.hpp"
 #include "core/queued/queue_pairs.hpp"
 #include "kernels/cuda/ep/queue_layout.hpp"
 
 namespace mep {
 
-device::EpGeometry ep_device_geometry(const EpShape& shape, const EpDeviceOptions& options,
-                                      GpuReach reach) {
+device::EpGeometry ep_geometry(const EpShape& shape, const EpDeviceOptions& options,
+                               GpuReach reach) {
   device::EpSizes sizes{};
   sizes.rank = shape.rank;
   sizes.ranks = shape.ranks;
@@ -32,7 +31,7 @@ device::EpGeometry ep_device_geometry(const EpShape& shape, const EpDeviceOption
   return device::make_ep_geometry(sizes);
 }
 
-mep_result_t check_ep_device(const Comm& comm, const EpShape& shape) {
+mep_result_t check_ep_shape(const Comm& comm, const EpShape& shape) {
   if ((comm.world().config().flags & MEP_COMM_UNIFORM) != 0) {
     return fail(MEP_ERR_UNSUPPORTED,
                 "MEP_COMM_UNIFORM: dispatch and combine on a GPU do not agree on their results");
@@ -50,10 +49,11 @@ mep_result_t check_ep_device(const Comm& comm, const EpShape& shape) {
   return MEP_SUCCESS;
 }
 
-void estimate_ep_device_size(const EpShape& shape, const EpDeviceOptions& options,
-                             const GpuBackend& gpu, mep_ep_size_t* out) {
+mep_result_t estimate_gpu_buffers(const Comm& comm, const GpuBackend& gpu, const EpShape& shape,
+                                  const EpDeviceOptions& options, mep_ep_size_t* out) {
+  MEP_TRY(check_ep_shape(comm, shape));
   const GpuReach reach = gpu.reach();
-  const device::EpGeometry geometry = ep_device_geometry(shape, options, reach);
+  const device::EpGeometry geometry = ep_geometry(shape, options, reach);
   out->flags = 0;
   out->window_bytes = geometry.window_bytes;
   out->private_bytes = geometry.local_bytes + geometry.handle_bytes + geometry.expanded.bytes;
@@ -69,6 +69,7 @@ void estimate_ep_device_size(const EpShape& shape, const EpDeviceOptions& option
   out->window_bytes *= shape.buffers;
   out->private_bytes *= shape.buffers;
   out->resident_bytes = out->window_bytes;  // pinned, or of the device: there from the start
+  return MEP_SUCCESS;
 }
 
 }  // namespace mep

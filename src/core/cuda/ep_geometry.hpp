@@ -1,0 +1,21 @@
+// An EP object's shape as the kernels see it, and what they can do.
+#pragma once
+
+#include "core/comm/comm.hpp"
+#include "core/comm/gpu_backend.hpp"
+#include "core/ep/ep_config.hpp"
+#include "kernels/cuda/ep/kernels.hpp"
+#include "mep.h"
+
+namespace mep {
+
+device::EpGeometry ep_geometry(const EpShape& shape, const EpDeviceOptions& options,
+                               GpuReach reach);
+// Refuses what the kernels cannot do.
+[[nodiscard]] mep_result_t check_ep_shape(const Comm& comm, const EpShape& shape);
+// The memory that GpuBuffers would take.
+[[nodiscard]] mep_result_t estimate_gpu_buffers(const Comm& comm, const GpuBackend& gpu,
+                                                const EpShape& shape,
+                                                const EpDeviceOptions& options, mep_ep_size_t* out);
+
+}  // namespace mep
