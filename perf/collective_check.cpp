@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "minifloat.hpp"
+#include "support/random_numbers.hpp"
 #include "support/type_reference.hpp"
 
 namespace mep::perf {
@@ -18,10 +19,7 @@ constexpr uint8_t kPoison = 0xa5;
 // 0 .. 127 for bit operations, 0 or 1 for bool, 1 .. 3 otherwise (few factors 2 in a product, so
 // that it stays in range of every type).
 int64_t input_value(const CollectiveCall& call, int rank, size_t index, uint32_t round) {
-  uint64_t mix = index * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(rank) * 0xc2b2ae3d27d4eb4fu +
-                 round * 0x165667b19e3779f9u;
-  mix = (mix ^ (mix >> 29)) * 0xbf58476d1ce4e5b9u;
-  mix >>= 40;
+  const uint64_t mix = mep_reference::mix(index, static_cast<uint64_t>(rank), round);
   if (call.dtype == MEP_BOOL) return static_cast<int64_t>(mix & 1);
   switch (call.reduction) {
     case MEP_AND:

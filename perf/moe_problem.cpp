@@ -2,24 +2,19 @@
 
 #include <cstring>
 
+#include "support/random_numbers.hpp"
+
 namespace mep::perf {
-namespace {
 
-uint64_t scramble(uint64_t value) {
-  value = (value ^ (value >> 32)) * 0xd6e8feb86659fd93u;
-  value = (value ^ (value >> 32)) * 0xd6e8feb86659fd93u;
-  return value ^ (value >> 32);
-}
-
-}  // namespace
+using mep_reference::scrambled;
 
 void make_token(const MoeShape& shape, int rank, uint32_t token, uint32_t round, uint16_t* x) {
   const uint64_t seed =
-      scramble((static_cast<uint64_t>(round) << 48) ^ (static_cast<uint64_t>(token) << 16) ^
-               static_cast<uint64_t>(static_cast<uint32_t>(rank)) ^ 0x5bd1e995u);
+      scrambled((static_cast<uint64_t>(round) << 48) ^ (static_cast<uint64_t>(token) << 16) ^
+                static_cast<uint64_t>(static_cast<uint32_t>(rank)) ^ 0x5bd1e995u);
   uint64_t bits = 0;
   for (uint32_t h = 0; h < shape.hidden; ++h) {
-    bits = h % 4 == 0 ? scramble(seed + h) : bits >> 16;
+    bits = h % 4 == 0 ? scrambled(seed + h) : bits >> 16;
     // Any sign and mantissa; sizes between 2^-6 and 4, and every ninth value so small that it is a
     // subnormal or zero as e4m3.
     const uint64_t lowest = h % 9 == 0 ? 107 : 121;

@@ -8,15 +8,12 @@
 #include <numbers>
 #include <numeric>
 
+#include "support/random_numbers.hpp"
+
 namespace mep::perf {
 namespace {
 
-uint64_t mix(uint64_t value) {
-  value += 0x9e3779b97f4a7c15u;
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
-  return value ^ (value >> 31);
-}
+using mep_reference::scrambled;
 
 // In (0, 1].
 double unit(uint64_t bits) {
@@ -25,8 +22,8 @@ double unit(uint64_t bits) {
 
 // Gaussian, mean 0 and variance 1.
 double gaussian(uint64_t seed) {
-  return std::sqrt(-2 * std::log(unit(mix(seed)))) *
-         std::cos(2 * std::numbers::pi * unit(mix(~seed)));
+  return std::sqrt(-2 * std::log(unit(scrambled(seed)))) *
+         std::cos(2 * std::numbers::pi * unit(scrambled(~seed)));
 }
 
 // The indices of the `count` largest values, the largest first; of equal ones the first.
@@ -46,7 +43,7 @@ void make_weights(uint32_t token, uint32_t round, uint32_t top_k, float* weights
   float total = 0;
   for (uint32_t k = 0; k < top_k; ++k) {
     const uint64_t bits =
-        mix((static_cast<uint64_t>(token) << 8 | k) + static_cast<uint64_t>(round) * 7919);
+        scrambled((static_cast<uint64_t>(token) << 8 | k) + static_cast<uint64_t>(round) * 7919);
     weights[k] = 0.1f + static_cast<float>(bits >> 40) * 0x1p-24f;
     total += weights[k];
   }
@@ -64,14 +61,14 @@ Router::Router(const Routing& routing, uint32_t experts, uint32_t top_k)
   if (routing.kind == RoutingKind::kDeepseekV3) {
     constexpr uint64_t kBiasSeed = 0xb1a5;
     for (uint32_t e = 0; e < experts; ++e) {
-      bias_.push_back(static_cast<float>(0.05 * gaussian(mix(kBiasSeed) + e)));
+      bias_.push_back(static_cast<float>(0.05 * gaussian(scrambled(kBiasSeed) + e)));
     }
   }
   if (routing.kind != RoutingKind::kZipf) return;
   // Popularity is spread over the ids, so that the popular experts are not all on the first rank.
   std::vector<uint32_t> order(experts);
   std::iota(order.begin(), order.end(), 0u);
-  for (uint32_t i = experts; i > 1; --i) std::swap(order[i - 1], order[mix(i) % i]);
+  for (uint32_t i = experts; i > 1; --i) std::swap(order[i - 1], order[scrambled(i) % i]);
   inverse_weight_.resize(experts);
   for (uint32_t i = 0; i < experts; ++i) {
     inverse_weight_[order[i]] = std::pow(i + 1.0, routing.exponent);
@@ -82,7 +79,7 @@ void Router::route_uniform(uint64_t seed, int64_t* experts) const {
   for (uint32_t k = 0; k < top_k_; ++k) {
     int64_t chosen = 0;
     do {
-      chosen = static_cast<int64_t>(mix(seed++) % experts_);
+      chosen = static_cast<int64_t>(scrambled(seed++) % experts_);
     } while (std::find(experts, experts + k, chosen) != experts + k);
     experts[k] = chosen;
   }
@@ -92,7 +89,7 @@ void Router::route_uniform(uint64_t seed, int64_t* experts) const {
 void Router::route_zipf(uint64_t seed, int64_t* experts) const {
   std::vector<std::pair<double, int64_t>> times(experts_);
   for (uint32_t e = 0; e < experts_; ++e) {
-    times[e] = {-std::log(unit(mix(seed + e))) * inverse_weight_[e], e};
+    times[e] = {-std::log(unit(scrambled(seed + e))) * inverse_weight_[e], e};
   }
   const auto middle = times.begin() + static_cast<std::ptrdiff_t>(top_k_);
   std::partial_sort(times.begin(), middle, times.end());
@@ -121,8 +118,8 @@ Choice Router::route(int rank, uint32_t tokens, uint32_t round) const {
     int64_t* experts = choice.experts.data() + static_cast<size_t>(token) * top_k_;
     float* weights = choice.weights.data() + static_cast<size_t>(token) * top_k_;
     make_weights(token, round, top_k_, weights);
-    const uint64_t seed =
-        mix(mix(mix(round) + static_cast<uint64_t>(static_cast<uint32_t>(rank))) + token);
+    const uint64_t seed = scrambled(
+        scrambled(scrambled(round) + static_cast<uint64_t>(static_cast<uint32_t>(rank))) + token);
     switch (routing_.kind) {
       case RoutingKind::kUniform:
         route_uniform(seed, experts);

@@ -7,7 +7,6 @@
 
 #include "formatted.hpp"
 #include "numbers.hpp"
-#include "random.hpp"
 
 namespace mep::programs {
 namespace {
@@ -137,8 +136,7 @@ CallBuffers::CallBuffers(const Program& program, uint32_t step, uint32_t part, c
 
 uint64_t CallBuffers::key_of(uint32_t rank) const {
   const uint32_t slot = members_.slots[rank];
-  return mixed(program_.seed, uint64_t{step_} << 16 | part_, slot,
-               program_.generation(slot, step_));
+  return mix(program_.seed, uint64_t{step_} << 16 | part_, slot, program_.generation(slot, step_));
 }
 
 uint64_t CallBuffers::digest() const {

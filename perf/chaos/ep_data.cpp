@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "numbers.hpp"
-#include "random.hpp"
 
 namespace mep::programs {
 namespace {
@@ -27,8 +26,8 @@ EpRound::EpRound(const Program& program, const EpShape& shape, const Members& me
 
 uint64_t EpRound::key(uint64_t what, uint32_t rank, uint64_t more) const {
   const uint32_t slot = members_.slots[rank];
-  return mixed(program_.seed ^ stamp_ << 20, uint64_t{step_} << 32 | what,
-               uint64_t{slot} << 32 | program_.generation(slot, step_), more);
+  return mix(program_.seed ^ stamp_ << 20, uint64_t{step_} << 32 | what,
+             uint64_t{slot} << 32 | program_.generation(slot, step_), more);
 }
 
 uint32_t EpRound::experts() const {
@@ -48,13 +47,13 @@ size_t EpRound::combine_bytes() const {
 }
 
 uint32_t EpRound::tokens(uint32_t rank) const {
-  Random random(key(kTokens, rank));
+  RandomStream random(key(kTokens, rank));
   if (random.percent(15)) return 0;
   return random.percent(25) ? shape_.max_tokens : random.between(0, shape_.max_tokens);
 }
 
 std::vector<int64_t> EpRound::routing(uint32_t rank) const {
-  Random random(key(kRouting, rank));
+  RandomStream random(key(kRouting, rank));
   std::vector<int64_t> result;
   const bool crowded = random.percent(20);
   for (uint32_t token = 0; token < tokens(rank); ++token) {
@@ -71,7 +70,7 @@ std::vector<int64_t> EpRound::routing(uint32_t rank) const {
 }
 
 std::vector<float> EpRound::weights(uint32_t rank) const {
-  Random random(key(kWeights, rank));
+  RandomStream random(key(kWeights, rank));
   std::vector<float> result(size_t{tokens(rank)} * shape_.top_k);
   for (float& weight : result) {
     weight = static_cast<float>(static_cast<int64_t>(random.below(20001)) - 10000) * 1e-4f;

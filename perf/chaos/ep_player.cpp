@@ -144,8 +144,8 @@ void EpPlayer::drain(const Step& step, Object* object) {
 bool EpPlayer::round(const Step& step, Object* object, uint32_t iteration) {
   const EpShape& shape = player_.program_.eps[step.ep];
   const Members& members = player_.comms_[shape.comm].members;
-  Random plan(
-      mixed(player_.program_.seed, 0xe9, player_.step_, iteration));  // the same on all ranks
+  RandomStream plan(
+      mix(player_.program_.seed, 0xe9, player_.step_, iteration));  // the same on all ranks
   const bool apart = plan.percent(50);
   const bool combines = plan.percent(85);
   const auto count = static_cast<uint32_t>(object->buffers.size());

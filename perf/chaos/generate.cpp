@@ -228,7 +228,7 @@ void Generator::add_ep() {
   shape.own_memory = random_.percent(50);
   const auto number = static_cast<uint32_t>(program_.eps.size());
   // By itself, so that programs stay what they were.
-  shape.high_throughput = mixed(program_.seed, 0x6874, number) % 4 == 0;
+  shape.high_throughput = mix(program_.seed, 0x6874, number) % 4 == 0;
   if (shape.high_throughput) shape.slotted = shape.own_memory = false;
   program_.eps.push_back(shape);
   eps_.push_back(number);

@@ -6,14 +6,14 @@
 #include <utility>
 #include <vector>
 
+#include "numbers.hpp"
 #include "program.hpp"
-#include "random.hpp"
 
 namespace mep::programs {
 
 class Generator {
  public:
-  Generator(uint64_t seed, const Limits& limits) : random_(mixed(seed, 0x6d6570)), limits_(limits) {
+  Generator(uint64_t seed, const Limits& limits) : random_(mix(seed, 0x6d6570)), limits_(limits) {
     program_.seed = seed;
   }
   Program make();
@@ -104,7 +104,7 @@ class Generator {
   void stop_in_join();
   std::pair<uint32_t, uint32_t> replaced_and_stopped();
 
-  Random random_;
+  RandomStream random_;
   const Limits& limits_;
   Program program_;
   std::vector<Comm> comms_;

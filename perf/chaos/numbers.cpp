@@ -5,7 +5,6 @@
 #include <cstring>
 #include <limits>
 
-#include "random.hpp"
 #include "support/type_reference.hpp"
 
 namespace mep::programs {

@@ -7,8 +7,13 @@
 #include <vector>
 
 #include "mep.h"
+#include "support/random_numbers.hpp"
 
 namespace mep::programs {
+
+using mep_reference::mix;
+using mep_reference::RandomStream;
+using mep_reference::scrambled;
 
 size_t bytes_of(mep_dtype_t dtype);
 bool is_float(mep_dtype_t dtype);

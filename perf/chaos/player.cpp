@@ -45,8 +45,7 @@ void strike_in(uint32_t us, int signal_number) {
 
 // In a third of the programs, there on two ranks of three; by itself, so that programs stay what they were.
 bool has_progress_thread(const Program& program, uint32_t slot) {
-  return mixed(program.seed, 0x7072, 0, 0) % 3 == 0 &&
-         mixed(program.seed, 0x7072, slot, 1) % 3 != 0;
+  return mix(program.seed, 0x7072, 0, 0) % 3 == 0 && mix(program.seed, 0x7072, slot, 1) % 3 != 0;
 }
 
 }  // namespace
@@ -78,7 +77,7 @@ Player::Player(const Part& part)
     : part_(part),
       program_(*part.program),
       journal_(*part.journal),
-      own_(mixed(program_.seed, 0x0f0f, part.slot, part.generation)),
+      own_(mix(program_.seed, 0x0f0f, part.slot, part.generation)),
       ep_(std::make_unique<EpPlayer>(this)) {}
 
 Player::~Player() = default;

@@ -11,8 +11,8 @@
 
 #include "buffers.hpp"
 #include "journal.hpp"
+#include "numbers.hpp"
 #include "program.hpp"
-#include "random.hpp"
 
 namespace mep::programs {
 
@@ -121,7 +121,7 @@ class Player {
   const Part part_;
   const Program& program_;
   Journal& journal_;
-  Random own_;
+  RandomStream own_;
   std::map<uint32_t, Comm> comms_;
   uint32_t world_ = kWorld;
   uint32_t step_ = 0;

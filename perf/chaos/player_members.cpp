@@ -63,7 +63,7 @@ void Player::agree(const Step& step) {
   if (found == comms_.end() || over_) return;
   const Comm& comm = found->second;
   const auto flag_of = [&](uint32_t slot) {
-    return mixed(program_.seed, 0xa9, slot, step_) | mixed(program_.seed, 0xaa, slot, step_);
+    return mix(program_.seed, 0xa9, slot, step_) | mix(program_.seed, 0xaa, slot, step_);
   };
   uint64_t result = 0;
   begin(What::kAgree, 0, found->first);

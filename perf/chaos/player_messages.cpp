@@ -25,8 +25,8 @@ constexpr uint8_t kGuardValue = 0xc3;
 // The message from one slot to another: empty, one that is sent at once, or one that waits for its receiver.
 std::vector<uint8_t> message_bytes(const Program& program, uint32_t step, uint32_t from,
                                    uint32_t to) {
-  const uint64_t key = mixed(program.seed, 0x6d7367, step, uint64_t{from} << 32 | to);
-  Random random(key);
+  const uint64_t key = mix(program.seed, 0x6d7367, step, uint64_t{from} << 32 | to);
+  RandomStream random(key);
   const uint64_t draw = random.below(100);
   size_t bytes = random.below(300);
   if (draw < 5) bytes = 0;

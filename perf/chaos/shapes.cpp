@@ -54,7 +54,7 @@ bool is_shape(const std::string& name) {
 // By itself, so that other programs are what they are without shapes.
 bool Generator::wants_shape() const {
   return limits_.faults && limits_.mode != Mode::kThreads &&
-         (!limits_.shape.empty() || mixed(program_.seed, 0x736861) % 100 < kShapedPercent);
+         (!limits_.shape.empty() || mix(program_.seed, 0x736861) % 100 < kShapedPercent);
 }
 
 void Generator::make_shaped() {

@@ -10,29 +10,22 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "gpu_check.hpp"
 #include "mep.h"
+#include "support/random_numbers.hpp"
 
 namespace gpu_test {
+
+using mep_reference::seed_of_run;
 
 inline void need(mep_result_t result, const char* what) {
   if (result == MEP_SUCCESS) return;
   std::printf("FAILED: %s: %s: %s\n", what, mep_result_string(result), mep_last_error());
   std::exit(1);
-}
-
-// MEP_TEST_SEED, else another one for each run; it is printed.
-inline uint64_t draw_seed() {
-  const char* given = std::getenv("MEP_TEST_SEED");
-  const uint64_t seed =
-      given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
-  std::printf("MEP_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
-  return seed;
 }
 
 inline void in_threads(uint32_t count, const std::function<void(uint32_t)>& body) {

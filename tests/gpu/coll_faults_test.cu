@@ -6,6 +6,7 @@
 // Kernels that lack something have to fail here: without the meeting of an epoch (MEP_MUTANT_NO_MEETING) slow_reader
 // finds wrong values. Those without the confirmation of personal data fail in coll_faults_deaths.cu.
 #include "coll_faults_rig.hpp"
+#include "support/random_numbers.hpp"
 
 namespace gpu_test {
 namespace {
@@ -315,11 +316,7 @@ int main() {
   (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   (void)std::setvbuf(stdout, nullptr, _IOLBF, 0);
   if (!gpu_is_there()) return kSkipped;
-  const char* given = std::getenv("MEP_TEST_SEED");
-  const uint64_t seed =
-      given != nullptr ? std::strtoull(given, nullptr, 0) : std::random_device{}();
-  std::printf("coll_faults_test: MEP_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
-  std::mt19937_64 random(seed);
+  std::mt19937_64 random(mep_reference::seed_of_run());
   for (const uint32_t ranks : {2u, 4u, 8u}) stopped(ranks, 300, Places::kAsUsual);
   for (const uint32_t ranks : {2u, 4u}) stopped(ranks, 300, Places::kSmall);
   for (const uint32_t ranks : {2u, 4u, 8u}) between_operations(ranks);

@@ -2,6 +2,7 @@
 // printed seed (MEP_TEST_SEED replays it), poisoned outputs with guard bytes, graphs, delays.
 #include "coll_oracle.hpp"
 #include "coll_rig.hpp"
+#include "support/random_numbers.hpp"
 #include "support/type_reference.hpp"
 
 namespace gpu_test {
@@ -513,11 +514,7 @@ int main(int argc, char** argv) {
   if (!gpu_is_there()) return kSkipped;
   const bool slice = argc > 1 && std::strcmp(argv[1], "--slice") == 0;  // under compute-sanitizer
   const bool soak = std::getenv("MEP_TEST_SOAK") != nullptr;
-  const char* given = std::getenv("MEP_TEST_SEED");
-  const uint64_t seed =
-      given != nullptr ? std::strtoull(given, nullptr, 0) : std::random_device{}();
-  std::printf("coll_gpu_test: MEP_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
-  std::mt19937_64 random(seed);
+  std::mt19937_64 random(mep_reference::seed_of_run());
   if (slice) {
     random_shapes(2, &random, 20, 0, Places::kSmall);
     graphs(2, &random, 5, 10);

@@ -371,7 +371,7 @@ int main() {
   (void)std::setvbuf(stdout, nullptr, _IOLBF, 0);
   if (!gpu_is_there()) return kSkipped;
   std::printf("ranks are dealt to %d GPU(s)\n", gpu_count());
-  const uint64_t seed = draw_seed();
+  const uint64_t seed = seed_of_run();
   refuses();
   // Several ranks first: this thread enqueues all of a rank's operations before those of the next, so a
   // kernel whose first launch waited for one that runs would wait for ever.

@@ -112,7 +112,7 @@ class FaultRig {
 
  private:
   static EpSizes sizes(uint64_t seed, bool slotted) {
-    Random random(seed);
+    RandomStream random(seed);
     EpSizes s{};
     s.ranks = 4;
     s.local_experts = 2;

@@ -138,7 +138,7 @@ class Bench {
     const size_t row = size_t{kHidden} * 2;
     const size_t set_bytes = std::max<size_t>(1, setting.ranks * setting.tokens * row);
     sets_ = static_cast<uint32_t>(std::min<size_t>(64, (size_t{256} << 20) / set_bytes + 2));
-    Random random(11);
+    RandomStream random(11);
     for (uint32_t r = 0; r < setting.ranks; ++r) {
       x_.push_back(std::make_unique<Memory>(sets_ * setting.tokens * row));
       out_.push_back(std::make_unique<Memory>(sets_ * setting.tokens * row));

@@ -26,10 +26,8 @@ int main(int argc, char** argv) {
   prepare_environment();
   const char* what = argc > 1 ? argv[1] : "all";
   const double seconds = argc > 2 ? std::atof(argv[2]) : 20;
-  const char* given = std::getenv("MEP_TEST_SEED");
-  const uint64_t seed = argc > 3           ? std::strtoull(argv[3], nullptr, 10)
-                        : given != nullptr ? std::strtoull(given, nullptr, 10)
-                                           : 1;
+  const uint64_t seed =
+      argc > 3 ? std::strtoull(argv[3], nullptr, 10) : mep_reference::seed_of_run(1);
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
     std::printf("SKIPPED: no GPU\n");

@@ -23,7 +23,7 @@ struct Case {
 };
 
 Case draw_case(uint64_t seed) {
-  Random random(seed);
+  RandomStream random(seed);
   Case c{};
   c.seed = seed;
   EpSizes& s = c.sizes;
@@ -31,30 +31,30 @@ Case draw_case(uint64_t seed) {
   s.local_experts = random.between(1, 6);
   s.experts = s.ranks * s.local_experts;
   s.top_k = std::min(s.experts, random.pick({1u, 2u, 4u, 6u, 8u, 3u, 5u, 12u, 16u, 33u, 40u}));
-  s.max_tokens = random.chance(20) ? random.between(65, 150) : random.between(1, 64);
-  s.hidden = random.chance(25) ? random.pick({2048u, 4096u, 7168u}) : 16 * random.between(1, 90);
+  s.max_tokens = random.percent(20) ? random.between(65, 150) : random.between(1, 64);
+  s.hidden = random.percent(25) ? random.pick({2048u, 4096u, 7168u}) : 16 * random.between(1, 90);
   while (uint64_t{s.local_experts} * s.ranks * s.max_tokens * s.hidden > 1'500'000) {
     s.max_tokens = (s.max_tokens + 1) / 2;
     if (s.max_tokens == 1) s.hidden = 512;
   }
   s.input_type = random.pick<uint32_t>(
       {MEP_BFLOAT16, MEP_BFLOAT16, MEP_FLOAT16, MEP_FLOAT32, MEP_FLOAT8_E4M3});
-  s.wire_type = random.chance(60) ? uint32_t{MEP_FLOAT8_E4M3} : s.input_type;
+  s.wire_type = random.percent(60) ? uint32_t{MEP_FLOAT8_E4M3} : s.input_type;
   s.combine_type = random.pick<uint32_t>({MEP_BFLOAT16, MEP_BFLOAT16, MEP_FLOAT16, MEP_FLOAT32});
   s.scale_type = random.pick<uint32_t>({MEP_SCALE_FLOAT32, MEP_SCALE_UE8M0});
-  s.slotted = random.chance(35);
-  s.column_major = random.chance(40);
+  s.slotted = random.percent(35);
+  s.column_major = random.percent(40);
   c.ctas = random.pick({1u, 2u, 7u, 16u});
   c.operations = random.between(2, 4);
-  c.delay = random.chance(50) ? static_cast<uint32_t>(seed * 7 + 1) : 0;
-  c.split = random.chance(40);
-  c.own_outputs = random.chance(40);
-  c.without_combine = random.chance(25);
-  c.absent = s.ranks > 1 && random.chance(25);
-  c.partial = random.chance(50);
-  c.bad_entries = random.chance(25);
-  c.int32_ids = random.chance(40);
-  c.with_map = random.chance(30);
+  c.delay = random.percent(50) ? static_cast<uint32_t>(seed * 7 + 1) : 0;
+  c.split = random.percent(40);
+  c.own_outputs = random.percent(40);
+  c.without_combine = random.percent(25);
+  c.absent = s.ranks > 1 && random.percent(25);
+  c.partial = random.percent(50);
+  c.bad_entries = random.percent(25);
+  c.int32_ids = random.percent(40);
+  c.with_map = random.percent(30);
   c.replicas = 1;
   if (c.with_map) {
     s.experts = std::max(s.top_k, random.between(1, s.experts));
@@ -74,11 +74,11 @@ uint32_t ordinary_code(uint32_t type, uint32_t bits) {
 }
 
 // Ordinary values and zeros; in some rows any bits: large ones, denormals, NaN and infinities.
-void fill_values(Random& random, uint32_t type, std::vector<uint8_t>* out) {
+void fill_values(RandomStream& random, uint32_t type, std::vector<uint8_t>* out) {
   const size_t w = width(type);
-  const bool wild = random.chance(30);
+  const bool wild = random.percent(30);
   for (size_t at = 0; at + w <= out->size(); at += w) {
-    const uint64_t bits = random.next();
+    const uint64_t bits = random.bits();
     const auto any = static_cast<uint32_t>(bits >> 16);
     uint32_t code = bits % 61 == 0 ? 0 : ordinary_code(type, any);
     if (wild && bits % 8 == 0) code = any;
@@ -111,13 +111,13 @@ class CaseRun {
       dispatch();
       ++seq;
       check_dispatch(seq);
-      if (ok_ && !(c_.without_combine && random_.chance(50))) {
+      if (ok_ && !(c_.without_combine && random_.percent(50))) {
         combine();
         ++seq;
         check_combine(seq);
       }
       // The device state of the test's uses stands at the edge of the tag's bits now and then.
-      if (i == 0 && random_.chance(30)) jump_uses(&seq);
+      if (i == 0 && random_.percent(30)) jump_uses(&seq);
     }
     if (ok_ && !group_.guards_intact()) report("guard bytes", 0, 0);
     for (auto& data : data_) {
@@ -225,7 +225,7 @@ class CaseRun {
     uint32_t next = 0;
     for (auto& list : problem_.replicas) list.push_back(order[next++]);
     for (auto& list : problem_.replicas) {
-      while (next < places && list.size() < c_.replicas && random_.chance(50)) {
+      while (next < places && list.size() < c_.replicas && random_.percent(50)) {
         list.push_back(order[next++]);
       }
     }
@@ -246,11 +246,11 @@ class CaseRun {
     const EpGeometry& g = group_[0].g;
     problem_.tokens.assign(s.ranks, 0);
     problem_.topk.assign(s.ranks, {});
-    has_weights_ = random_.chance(60);
-    const bool skewed = random_.chance(30);
+    has_weights_ = random_.percent(60);
+    const bool skewed = random_.percent(30);
     for (uint32_t r = 0; r < s.ranks; ++r) {
       RankData& d = data_[r];
-      const uint32_t tokens = random_.chance(15) ? 0 : random_.between(0, s.max_tokens);
+      const uint32_t tokens = random_.percent(15) ? 0 : random_.between(0, s.max_tokens);
       problem_.tokens[r] = tokens;
       draw_topk(r, tokens, skewed);
       d.host_x.assign(stride_ * tokens, 0x11);
@@ -275,8 +275,8 @@ class CaseRun {
       for (uint32_t k = 0; k < s.top_k; ++k) {
         const uint32_t bound = static_cast<uint32_t>(choices.size()) - k;
         std::swap(choices[k], choices[k + (skewed ? 0 : random_.below(bound))]);
-        int64_t id = random_.chance(10) ? int64_t{-1} : int64_t{choices[k]};
-        if (c_.bad_entries && random_.chance(5)) {
+        int64_t id = random_.percent(10) ? int64_t{-1} : int64_t{choices[k]};
+        if (c_.bad_entries && random_.percent(5)) {
           id = random_.pick<int64_t>({-2, int64_t{s.experts}, 1'000'000, choices[0]});
         }
         topk.push_back(id);
@@ -302,7 +302,7 @@ class CaseRun {
   // Each rank's calls in order; ranks in random order, split phases interleaved.
   template <class Call>
   void on_ranks(Call&& call) {
-    const bool split = c_.split && random_.chance(70);
+    const bool split = c_.split && random_.percent(70);
     for (const Halves half : {Halves::kSend, Halves::kReceive}) {
       const uint32_t start = random_.below(c_.sizes.ranks);
       for (uint32_t i = 0; i < c_.sizes.ranks; ++i) {
@@ -438,11 +438,11 @@ class CaseRun {
 
   void combine() {
     const EpGeometry& g = group_[0].g;
-    own_y_ = random_.chance(35);
-    push_ = random_.chance(40);
-    use_bias_ = random_.chance(40);
-    renormalize_ = random_.chance(60);
-    new_weights_ = random_.chance(40);
+    own_y_ = random_.percent(35);
+    push_ = random_.percent(40);
+    use_bias_ = random_.percent(40);
+    renormalize_ = random_.percent(60);
+    new_weights_ = random_.percent(40);
     for (uint32_t r = 0; r < c_.sizes.ranks; ++r) {
       RankData& d = data_[r];
       d.host_y.assign(d.y->bytes(), 0);
@@ -564,7 +564,7 @@ class CaseRun {
   }
 
   Case c_;
-  Random random_;
+  RandomStream random_;
   Group group_;
   oracle::Problem problem_;
   oracle::Routing routing_;

@@ -149,7 +149,7 @@ int main(int argc, char** argv) {
   }
   if (!gpu_is_there()) return kSkipped;
   std::printf("ranks are dealt to %d GPU(s)\n", gpu_count());
-  const uint64_t seed = draw_seed();
+  const uint64_t seed = seed_of_run();
   int failed = 0;
   const bool one = argc > 2 && std::strcmp(argv[1], "--scene") == 0;
   const size_t only = one ? std::strtoul(argv[2], nullptr, 10) : 0;

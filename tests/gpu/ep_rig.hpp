@@ -13,6 +13,7 @@
 
 #include "kernels/cuda/device/op_status.hpp"
 #include "kernels/cuda/ep/kernels.hpp"
+#include "support/random_numbers.hpp"
 
 #define GPU_OK(call)                                                                            \
   do {                                                                                          \
@@ -27,29 +28,11 @@
 namespace rig {
 
 using namespace mep::device;
+using mep_reference::RandomStream;
 
 constexpr uint8_t kGuard = 0xc7;
 constexpr uint8_t kPoison = 0xa5;
 constexpr size_t kGuardBytes = 512;
-
-// The same numbers from a seed on every machine.
-struct Random {
-  uint64_t state;
-  explicit Random(uint64_t seed) : state(seed * 0x9e3779b97f4a7c15u + 0x632be59bd9b4e019u) {}
-  uint64_t next() {
-    state ^= state >> 12;
-    state ^= state << 25;
-    state ^= state >> 27;
-    return state * 0x2545f4914f6cdd1du;
-  }
-  uint32_t below(uint32_t bound) { return static_cast<uint32_t>((next() >> 33) % bound); }
-  uint32_t between(uint32_t low, uint32_t high) { return low + below(high - low + 1); }
-  bool chance(uint32_t percent) { return below(100) < percent; }
-  template <class T>
-  T pick(std::initializer_list<T> from) {
-    return from.begin()[below(static_cast<uint32_t>(from.size()))];
-  }
-};
 
 // Device memory between guard bytes.
 class Memory {

@@ -88,10 +88,10 @@ class SoakRank {
  private:
   void enqueue(uint32_t b, cudaStream_t stream) {
     Worker::Options options;
-    options.tokens = random_.chance(20) ? 0 : random_.between(1, plan_.sizes.max_tokens);
-    options.split = !plan_.heavy && random_.chance(30);
-    options.push = plan_.heavy || random_.chance(30);
-    options.own_y = random_.chance(20);
+    options.tokens = random_.percent(20) ? 0 : random_.between(1, plan_.sizes.max_tokens);
+    options.split = !plan_.heavy && random_.percent(30);
+    options.push = plan_.heavy || random_.percent(30);
+    options.own_y = random_.percent(20);
     options.combines = !plan_.without_combine;
     options.delay = plan_.delays ? 1 + random_.below(1'000'000) : 0;
     workers_[b]->enqueue(options, stream);
@@ -100,7 +100,7 @@ class SoakRank {
   Group& group_;
   SoakPlan plan_;
   uint32_t rank_;
-  Random random_;
+  RandomStream random_;
   uint32_t round_ = 0;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<uint32_t> graph_operations_;
@@ -161,7 +161,7 @@ SoakOutcome soak(const SoakPlan& plan, uint64_t seed, double seconds, uint64_t m
   return out;
 }
 
-EpSizes small_sizes(Random& random, uint32_t ranks) {
+EpSizes small_sizes(RandomStream& random, uint32_t ranks) {
   EpSizes s{};
   s.ranks = ranks;
   s.local_experts = random.between(1, 4);
@@ -170,7 +170,7 @@ EpSizes small_sizes(Random& random, uint32_t ranks) {
   s.max_tokens = random.between(4, 40);
   s.hidden = 8 * random.between(8, 64);
   s.input_type = s.wire_type = s.combine_type = MEP_BFLOAT16;
-  s.slotted = random.chance(30);
+  s.slotted = random.percent(30);
   return s;
 }
 
@@ -181,7 +181,7 @@ TestResult run_fences(uint64_t seed, double seconds) {
   Worker::load_kernels();
   const Clock clock;
   for (uint64_t i = 0; clock.seconds() < seconds; ++i) {
-    Random random(seed + i);
+    RandomStream random(seed + i);
     SoakPlan plan{};
     plan.sizes = small_sizes(random, 8);
     plan.sizes.local_experts = 2;
@@ -209,7 +209,7 @@ TestResult run_soak(uint64_t seed, double seconds, uint64_t max_operations) {
   Worker::load_kernels();
   const Clock clock;
   for (uint64_t i = 0; clock.seconds() < seconds && result.cases < max_operations; ++i) {
-    Random random(seed * 1009 + i);
+    RandomStream random(seed * 1009 + i);
     SoakPlan plan{};
     plan.sizes = small_sizes(random, random.pick({8u, 4u, 2u, 8u}));
     plan.buffers = random.between(1, 2);

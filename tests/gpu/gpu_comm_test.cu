@@ -368,7 +368,7 @@ int main() {
     return result == MEP_ERR_UNSUPPORTED || result == MEP_ERR_DEVICE ? kSkipped : 1;
   }
   std::printf("ranks are dealt to %d GPU(s)\n", gpu_count());
-  const uint64_t seed = draw_seed();
+  const uint64_t seed = seed_of_run();
   refusals();
   for (const uint32_t ranks : {1u, 2u, 4u, 8u}) collectives(ranks);
   for (const uint32_t ranks : {1u, 2u, 4u, 8u}) kinds(ranks);

@@ -197,7 +197,7 @@ int main(int argc, char** argv) {
     return kSkipped;
   }
   const auto ranks = static_cast<uint32_t>(one_each ? gpu_count() : 0);
-  const uint64_t seed = draw_seed();
+  const uint64_t seed = seed_of_run();
   for (uint64_t i = 0; i < 12 && failure_count() == 0; ++i) run_case(seed + i, ranks);
   std::printf(failure_count() == 0 ? "in_step_test: passed\n" : "in_step_test: FAILED\n");
   return failure_count() == 0 ? 0 : 1;

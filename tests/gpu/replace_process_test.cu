@@ -355,7 +355,7 @@ int main(int argc, char** argv) {
   }
   if (!gpu_is_there()) return kSkipped;
   std::printf("ranks are dealt to %d GPU(s)\n", gpu_count());
-  const uint64_t seed = draw_seed();
+  const uint64_t seed = seed_of_run();
   int failed = 0;
   const size_t scenes = is_timed() ? 1 : std::size(kScenes);
   for (size_t i = 0; i < scenes && failed == 0; ++i) {

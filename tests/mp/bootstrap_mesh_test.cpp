@@ -23,6 +23,7 @@
 #include "mep.h"
 #include "support/bootstrap_ranks.hpp"
 #include "support/cmocka_cpp.hpp"
+#include "support/random_numbers.hpp"
 #include "support/temporary_folder.hpp"
 
 namespace {
@@ -255,10 +256,7 @@ void a_babbling_holder_is_named(void**) {
 
 // Strangers' garbage, half-open connections and connections that break off disturb nobody.
 void garbage_disturbs_nobody(void**) {
-  const char* text = getenv("MEP_TEST_SEED");
-  const uint64_t seed = text != nullptr ? strtoull(text, nullptr, 10) : std::random_device{}();
-  print_message("MEP_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
-  std::mt19937_64 random(seed);
+  std::mt19937_64 random(mep_reference::seed_of_run());
   const std::string job = new_job();
   const Process zero = launch(0, 3, job, kLongMs);
   const Process one = launch(1, 3, job, kLongMs);

@@ -16,6 +16,7 @@
 
 #include "base/clock.hpp"
 #include "support/bootstrap_ranks.hpp"
+#include "support/random_numbers.hpp"
 
 namespace {
 
@@ -173,13 +174,6 @@ int throw_garbage(int port, std::mt19937_64* random) {
   if ((*random)() % 2 == 0) return fd;
   close(fd);
   return -1;
-}
-
-std::mt19937_64 seeded() {
-  const char* text = getenv("MEP_TEST_SEED");
-  const uint64_t seed = text != nullptr ? strtoull(text, nullptr, 10) : std::random_device{}();
-  print_message("MEP_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
-  return std::mt19937_64(seed);
 }
 
 std::string new_folder() {
@@ -490,7 +484,7 @@ void the_innocent_side_logs_a_wrong_secret(void**) {
 }
 
 void garbage_disturbs_nobody(void**) {
-  std::mt19937_64 random = seeded();
+  std::mt19937_64 random(mep_reference::seed_of_run());
   Net net;
   const Process zero = net.start(0, 4, 0);
   const Process one = net.start(1, 4, 1);
@@ -512,7 +506,7 @@ void garbage_disturbs_nobody(void**) {
 }
 
 void joiners_come_from_other_hosts_through_garbage(void**) {
-  std::mt19937_64 random = seeded();
+  std::mt19937_64 random(mep_reference::seed_of_run());
   for (const bool by_directory : {false, true}) {
     Net net;
     if (by_directory) net.rendezvous = new_folder();

@@ -114,7 +114,7 @@ void Simulator::leave(uint32_t index, bool own_statement) {
   Node& node = *nodes_[index];
   node.out = true;
   node.left = node.left || own_statement;
-  if (random_.chance(70))
+  if (random_.percent(70))
     post(random_.between(20'000, 200'000), {.kind = EventKind::kFault, .a = 1, .b = index});
 }
 

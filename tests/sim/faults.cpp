@@ -33,7 +33,7 @@ enum Choice : uint64_t {
 }  // namespace
 
 void Simulator::plan_one(uint64_t time, uint32_t choice) {
-  post(time - now_, {.kind = EventKind::kFault, .a = choice, .b = random_.next()});
+  post(time - now_, {.kind = EventKind::kFault, .a = choice, .b = random_.bits()});
   faults_end_ = std::max(faults_end_, time);
 }
 
@@ -54,9 +54,9 @@ void Simulator::plan_faults() {
   uint64_t time = now_ + random_.between(20'000, 400'000);
   for (uint32_t i = 0; i < count; ++i) {
     const uint32_t choice = menu[random_.below(static_cast<uint32_t>(menu.size()))];
-    if (choice == kRejoin && random_.chance(60)) plan_one(time - random_.below(20'000), kCrashNow);
+    if (choice == kRejoin && random_.percent(60)) plan_one(time - random_.below(20'000), kCrashNow);
     plan_one(time, choice);
-    time += random_.chance(60) ? random_.below(20'000) : random_.between(50'000, 1'500'000);
+    time += random_.percent(60) ? random_.below(20'000) : random_.between(50'000, 1'500'000);
   }
   post(faults_end_ - now_ + 300'000, {.kind = EventKind::kCheck});
 }
@@ -74,7 +74,7 @@ uint32_t Simulator::pick_node(bool running) {
 
 // Mostly soon; now and then long after, when a successor may be there already.
 uint64_t Simulator::late_or(uint32_t bound) {
-  return random_.chance(4) ? random_.between(100'000, 3'000'000) : random_.below(bound);
+  return random_.percent(4) ? random_.between(100'000, 3'000'000) : random_.below(bound);
 }
 
 void Simulator::split(uint64_t side) {
@@ -124,7 +124,7 @@ void Simulator::freeze(uint32_t index, uint64_t duration) {
 
 void Simulator::thaw(uint32_t index) {
   Node& node = *nodes_[index];
-  if (random_.chance(25)) {
+  if (random_.percent(25)) {
     // Still starved: its clock is looked at once, its mail is not read yet.
     node.machine->tick(now_);
     drain(index);
@@ -136,7 +136,7 @@ void Simulator::thaw(uint32_t index) {
   // Events that have piled up are worked off in an order that only keeps that of each sender.
   std::vector<Event> backlog;
   backlog.swap(node.backlog);
-  if (!backlog.empty() && random_.chance(50)) {
+  if (!backlog.empty() && random_.percent(50)) {
     const auto tick = std::find_if(backlog.begin(), backlog.end(), [](const Event& event) {
       return event.kind == EventKind::kTick;
     });
@@ -151,7 +151,7 @@ void Simulator::break_link(uint32_t a, uint32_t b) {
     Link& path = link(from, to);
     path.broken = true;
     path.held.clear();
-    const uint64_t late = random_.chance(20) ? random_.below(2'000'000) : random_.below(5000);
+    const uint64_t late = random_.percent(20) ? random_.below(2'000'000) : random_.below(5000);
     post(late, {.kind = EventKind::kLost, .node = to, .from = from});
   }
 }
@@ -268,18 +268,18 @@ void Simulator::inject(const Event& event) {
       link_faults_ = true;
       node.touched = nodes_[other]->touched = true;
       break_link(target, other);
-      if (random_.chance(20)) plan_one(now_ + random_.between(1000, 3'000'000), kLinkUp);
+      if (random_.percent(20)) plan_one(now_ + random_.between(1000, 3'000'000), kLinkUp);
       break;
     case kCutOne:
       if (other == target || other == membership::kNoSlot) break;
       link_faults_ = true;
       node.touched = nodes_[other]->touched = true;
       set_cut(target, other, true);
-      if (random_.chance(30)) set_cut(other, target, true);
+      if (random_.percent(30)) set_cut(other, target, true);
       plan_one(now_ + random_.between(10'000, 8'000'000), kHeal);
       break;
     case kPartition:
-      split(random_.next());
+      split(random_.bits());
       plan_one(now_ + random_.between(10'000, 9'000'000), kHeal);
       break;
     case kSplitAndKill: {

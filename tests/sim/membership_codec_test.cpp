@@ -1,8 +1,8 @@
 // Rows and views as bytes: what is written comes back, and no bytes whatever do harm. Run it under
 // ASan and UBSan for the full effect. MEP_TEST_SEED replays.
 #include "core/membership/row.hpp"
-#include "sim/random.hpp"
 #include "support/cmocka_cpp.hpp"
+#include "support/random_numbers.hpp"
 
 #include <cstdio>
 #include <cstdlib>
@@ -10,83 +10,76 @@
 namespace {
 
 using namespace mep::membership;
-using mep::sim::Random;
+using mep_reference::RandomStream;
 
 constexpr uint32_t kSlots = 300;
 
-uint64_t test_seed() {
-  const char* text = std::getenv("MEP_TEST_SEED");
-  const uint64_t seed = text == nullptr ? 20240611 : std::strtoull(text, nullptr, 0);
-  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
-  return seed;
-}
-
-std::string some_text(Random& random) {
+std::string some_text(RandomStream& random) {
   std::string text;
   for (uint32_t i = random.below(kMaxReasonBytes + 1); i > 0; --i) text += 'x';
   return text;
 }
 
-SlotSet some_slots(Random& random) {
+SlotSet some_slots(RandomStream& random) {
   SlotSet set;
-  const uint32_t count = random.chance(30) ? random.below(kSlots) : random.below(4);
+  const uint32_t count = random.percent(30) ? random.below(kSlots) : random.below(4);
   for (uint32_t i = 0; i < count; ++i) set.add(random.below(kSlots));
   return set;
 }
 
-ProposalPtr some_value(Random& random) {
+ProposalPtr some_value(RandomStream& random) {
   auto value = std::make_shared<Proposal>();
-  value->epoch = random.next();
+  value->epoch = random.bits();
   value->origin = {random.below(100), random.below(100)};
   value->proposer = random.below(kSlots);
   value->members = some_slots(random);
   value->members.each([&](uint32_t slot) {
-    if (random.chance(20)) value->added.push_back({slot, random.next(), random.next()});
+    if (random.percent(20)) value->added.push_back({slot, random.bits(), random.bits()});
   });
   for (uint32_t slot = 0; slot < kSlots; ++slot)
-    if (!value->members.has(slot) && random.chance(3))
-      value->removed.push_back({slot, random.next(),
+    if (!value->members.has(slot) && random.percent(3))
+      value->removed.push_back({slot, random.bits(),
                                 static_cast<RemovalReason>(1 + random.below(6)),
                                 some_text(random)});
   for (uint32_t i = random.below(5); i > 0; --i) {
-    value->comms.push_back({random.next(), random.next()});
-    value->channels.push_back({random.next(), random.next(), random.next(), random.next(),
-                               random.next(), random.chance(50) ? kNoSlot : random.below(kSlots),
+    value->comms.push_back({random.bits(), random.bits()});
+    value->channels.push_back({random.bits(), random.bits(), random.bits(), random.bits(),
+                               random.bits(), random.percent(50) ? kNoSlot : random.below(kSlots),
                                some_slots(random)});
-    value->settled.push_back({random.next(), random.next(), random.next()});
-    value->revoked.push_back(random.next());
+    value->settled.push_back({random.bits(), random.bits(), random.bits()});
+    value->revoked.push_back(random.bits());
   }
-  value->recover_seq = random.next();
+  value->recover_seq = random.bits();
   return value;
 }
 
-Row some_row(Random& random) {
+Row some_row(RandomStream& random) {
   Row row;
   row.slot = random.below(kSlots);
-  row.incarnation = random.next();
-  row.version = random.next();
-  row.epoch = random.next();
+  row.incarnation = random.bits();
+  row.version = random.bits();
+  row.epoch = random.bits();
   row.standing = static_cast<Standing>(random.below(4));
   for (SlotSet* set : {&row.dead, &row.left, &row.gave_up, &row.link_down, &row.silent, &row.evict,
                        &row.suspected, &row.recover_wanted})
     *set = some_slots(random);
-  if (random.chance(30)) row.reasons.push_back({random.below(kSlots), some_text(random)});
+  if (random.percent(30)) row.reasons.push_back({random.below(kSlots), some_text(random)});
   row.round = random.below(9);
-  row.frozen = random.chance(50);
+  row.frozen = random.percent(50);
   for (uint32_t i = random.below(6); i > 0; --i) {
-    row.comms.push_back({random.next(), random.next()});
-    row.channels.push_back({random.next(), random.next(), random.next(), random.next()});
-    row.settle.push_back({random.next(), random.next(), random.next()});
-    row.revoke.push_back(random.next());
-    row.catch_up.push_back({random.next(), random.next(), random.next(), random.next(), 3});
-    row.ready.push_back({random.below(kSlots), random.next(), random.next()});
+    row.comms.push_back({random.bits(), random.bits()});
+    row.channels.push_back({random.bits(), random.bits(), random.bits(), random.bits()});
+    row.settle.push_back({random.bits(), random.bits(), random.bits()});
+    row.revoke.push_back(random.bits());
+    row.catch_up.push_back({random.bits(), random.bits(), random.bits(), random.bits(), 3});
+    row.ready.push_back({random.below(kSlots), random.bits(), random.bits()});
   }
-  if (random.chance(70)) row.offer = {{1, 2}, random.below(kSlots), some_value(random)};
-  if (random.chance(50))
-    row.accepted = {{3, 4}, 5, random.chance(50) ? row.offer.value : some_value(random)};
-  if (random.chance(50)) row.committed = some_value(random);
+  if (random.percent(70)) row.offer = {{1, 2}, random.below(kSlots), some_value(random)};
+  if (random.percent(50))
+    row.accepted = {{3, 4}, 5, random.percent(50) ? row.offer.value : some_value(random)};
+  if (random.percent(50)) row.committed = some_value(random);
   row.recover_seq = random.below(5);
-  row.recover_expired = random.chance(50);
+  row.recover_expired = random.percent(50);
   return row;
 }
 
@@ -102,7 +95,7 @@ void check_same_value(const ProposalPtr& a, const ProposalPtr& b) {
 }
 
 void rows_come_back(void**) {
-  Random random(test_seed());
+  RandomStream random(mep_reference::seed_of_run(20240611));
   for (int i = 0; i < 500; ++i) {
     const Row row = some_row(random);
     const std::vector<uint8_t> bytes = encode_row(row);
@@ -133,13 +126,13 @@ void rows_come_back(void**) {
 
 // A row has no bound of its own: what a world has is told whole.
 void large_rows_come_back(void**) {
-  Random random(test_seed());
+  RandomStream random(mep_reference::seed_of_run(20240611));
   Row row = some_row(random);
   auto value = std::make_shared<Proposal>(*some_value(random));
   for (uint64_t i = 0; i < 100'000; ++i) {
-    row.channels.push_back({random.below(100), i, random.next(), random.next()});
+    row.channels.push_back({random.below(100), i, random.bits(), random.bits()});
     value->channels.push_back(
-        {random.below(100), i, random.next(), random.next(), random.next(), kNoSlot, {}});
+        {random.below(100), i, random.bits(), random.bits(), random.bits(), kNoSlot, {}});
   }
   row.offer = {{1, 2}, 0, value};
   const RowPtr back = decode_row(encode_row(row), kSlots, nullptr);
@@ -155,11 +148,11 @@ void large_rows_come_back(void**) {
 }
 
 void views_come_back(void**) {
-  Random random(test_seed());
+  RandomStream random(mep_reference::seed_of_run(20240611));
   for (int i = 0; i < 200; ++i) {
     View view;
-    view.epoch = random.next();
-    some_slots(random).each([&](uint32_t slot) { view.put({slot, random.next(), random.next()}); });
+    view.epoch = random.bits();
+    some_slots(random).each([&](uint32_t slot) { view.put({slot, random.bits(), random.bits()}); });
     std::vector<uint8_t> bytes = encode_view(view);
     View back;
     assert_true(decode_view(bytes, kSlots, &back, nullptr));
@@ -176,7 +169,7 @@ void views_come_back(void**) {
 }
 
 void short_and_long_rows_are_refused(void**) {
-  Random random(test_seed());
+  RandomStream random(mep_reference::seed_of_run(20240611));
   const std::vector<uint8_t> bytes = encode_row(some_row(random));
   std::string error;
   for (size_t cut = 0; cut < bytes.size(); ++cut) {
@@ -191,14 +184,14 @@ void short_and_long_rows_are_refused(void**) {
 }
 
 void hostile_rows_do_no_harm(void**) {
-  Random random(test_seed());
+  RandomStream random(mep_reference::seed_of_run(20240611));
   uint64_t taken = 0;
   for (int i = 0; i < 3000; ++i) {
     std::vector<uint8_t> bytes = encode_row(some_row(random));
     for (uint32_t edits = 1 + random.below(4); edits > 0; --edits) {
-      const size_t at = random.next() % bytes.size();
-      if (random.chance(50)) {
-        bytes[at] = static_cast<uint8_t>(random.next());
+      const size_t at = random.bits() % bytes.size();
+      if (random.percent(50)) {
+        bytes[at] = static_cast<uint8_t>(random.bits());
       } else {
         for (size_t k = at; k < at + 4 && k < bytes.size(); ++k) bytes[k] = 0xff;
       }
@@ -217,7 +210,7 @@ void hostile_rows_do_no_harm(void**) {
   assert_true(taken > 0);
   for (int i = 0; i < 3000; ++i) {
     std::vector<uint8_t> noise(random.below(200));
-    for (uint8_t& byte : noise) byte = static_cast<uint8_t>(random.next());
+    for (uint8_t& byte : noise) byte = static_cast<uint8_t>(random.bits());
     assert_null(decode_row(noise, kSlots, nullptr).get());
   }
 }

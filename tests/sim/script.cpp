@@ -9,14 +9,10 @@ namespace mep::sim {
 
 using membership::SlotSet;
 using membership::View;
+using mep_reference::mix;
 
 namespace {
 constexpr uint64_t kAskAgainUs = 1'000'000;
-
-uint64_t mix(uint64_t a, uint64_t b) {
-  uint64_t value = (a ^ (b * 0x9e3779b97f4a7c15u)) * 0xbf58476d1ce4e5b9u;
-  return value ^ (value >> 31);
-}
 }  // namespace
 
 // The same on all ranks for a step of the program.
@@ -46,11 +42,11 @@ void Simulator::call_next(uint32_t index, const ChannelName& name) {
          {.kind = EventKind::kCall, .node = index, .a = name.comm, .b = name.channel});
     return;
   }
-  if (random_.chance(4)) {
+  if (random_.percent(4)) {
     node.channels->refuse(name);
   } else if (channel.pending.size() < pace.window) {
     make_call(index, name);
-    if (!quiet && random_.chance(2)) think += random_.between(100'000, 2'500'000);
+    if (!quiet && random_.percent(2)) think += random_.between(100'000, 2'500'000);
     if (channel.pending.size() < pace.window) think /= 4;
   }
   post(think, {.kind = EventKind::kCall, .node = index, .a = name.comm, .b = name.channel});
@@ -161,8 +157,8 @@ void Simulator::give_birth(uint32_t index, uint64_t comm) {
 
 void Simulator::start_calls(uint32_t index, const ChannelName& name, uint64_t after) {
   Pace& pace = nodes_[index]->paces[name];
-  pace.window = random_.chance(60) ? 1 : 1 + random_.below(3);
-  pace.slowness = random_.chance(12) ? 8 : 1;
+  pace.window = random_.percent(60) ? 1 : 1 + random_.below(3);
+  pace.slowness = random_.percent(12) ? 8 : 1;
   post(after, {.kind = EventKind::kCall, .node = index, .a = name.comm, .b = name.channel});
 }
 

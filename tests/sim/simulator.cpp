@@ -45,24 +45,24 @@ Simulator::Simulator(const Options& options) : options_(options), random_(option
     config_.rows_to_all_up_to = 0;
     config_.leads = options_.seed / 4 % 2 == 1 ? 3 : 2;
   }
-  config_.heartbeat_interval_us = random_.chance(15) ? 50'000 : 250'000;
+  config_.heartbeat_interval_us = random_.percent(15) ? 50'000 : 250'000;
   if (config_.heartbeat_interval_us > 50'000) {
     config_.slow_after_us = 700'000;
     config_.late_tick_us = 350'000;
   }
-  max_delay_us_ = random_.chance(20) ? 30'000 : random_.chance(50) ? 3000 : 300;
+  max_delay_us_ = random_.percent(20) ? 30'000 : random_.percent(50) ? 3000 : 300;
   think_us_ = random_.between(10'000, 200'000);
-  const bool several_hosts = (options_.faults & kLinks) != 0 || random_.chance(20);
+  const bool several_hosts = (options_.faults & kLinks) != 0 || random_.percent(20);
   const uint32_t hosts = several_hosts ? 1 + random_.below(ranks_) : 1;
   one_host_ = hosts == 1;
   View view;
   view.epoch = 1;
   for (uint32_t slot = 0; slot < ranks_; ++slot) {
     view.put({slot, 100 + slot, 1 + random_.below(hosts)});
-    if (random_.chance(60)) sub_comm_.add(slot);
-    if (random_.chance(50)) other_comm_.add(slot);
+    if (random_.percent(60)) sub_comm_.add(slot);
+    if (random_.percent(50)) other_comm_.add(slot);
   }
-  splits_ = random_.chance(60);
+  splits_ = random_.percent(60);
   for (uint32_t slot = 0; slot < ranks_; ++slot) add_node(slot, view, false);
   for (uint32_t node = 0; node < ranks_; ++node) create_comms(nodes_[node].get(), nullptr);
   for (uint32_t node = 0; node < ranks_; ++node)
@@ -163,7 +163,7 @@ void Simulator::send(uint32_t from, uint32_t to, Event event, bool control) {
   event.from = from;
   uint64_t& last = control ? path.last_control : path.last_data;
   const uint64_t delay =
-      random_.chance(5) ? random_.below(10 * max_delay_us_) : random_.below(max_delay_us_);
+      random_.percent(5) ? random_.below(10 * max_delay_us_) : random_.below(max_delay_us_);
   last = std::max(last, now_ + 1 + delay);
   if (path.cut) {
     path.held.push_back(std::move(event));

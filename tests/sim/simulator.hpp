@@ -14,10 +14,12 @@
 
 #include "core/membership/membership.hpp"
 #include "sim/channels.hpp"
-#include "sim/random.hpp"
 #include "sim/script.hpp"
+#include "support/random_numbers.hpp"
 
 namespace mep::sim {
+
+using mep_reference::RandomStream;
 
 // Kinds of fault that a schedule draws from; bits.
 enum Faults : uint32_t {
@@ -217,7 +219,7 @@ class Simulator {
   void check_end();
 
   Options options_;
-  Random random_;
+  RandomStream random_;
   membership::Config config_;
   std::priority_queue<Event, std::vector<Event>, Later> queue_;
   std::vector<std::unique_ptr<Node>> nodes_;

@@ -29,13 +29,7 @@ namespace mep_test {
 
 // CI runs one fixed slice of the random tests; MEP_TEST_SEED chooses another.
 inline uint64_t test_seed() {
-  static const uint64_t seed = [] {
-    const char* text = getenv("MEP_TEST_SEED");
-    const uint64_t value = text != nullptr ? strtoull(text, nullptr, 0) : 20250117;
-    printf("MEP_TEST_SEED=%llu\n", static_cast<unsigned long long>(value));
-    fflush(stdout);
-    return value;
-  }();
+  static const uint64_t seed = mep_reference::seed_of_run(20250117);
   return seed;
 }
 

@@ -12,35 +12,17 @@
 #include <vector>
 
 #include "mep.h"
+#include "support/random_numbers.hpp"
 #include "support/type_reference.hpp"
 
 namespace mep_test {
 
 using Bytes = std::vector<uint8_t>;
 
-// Splitmix64: enough for test data, and any value of a stream can be had from its seed alone.
-class RandomStream {
- public:
-  explicit RandomStream(uint64_t seed) : state_(seed) {}
-  uint64_t bits() {
-    uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-  }
-  uint64_t below(uint64_t limit) { return bits() % limit; }
-  bool one_in(uint64_t n) { return below(n) == 0; }
-
- private:
-  uint64_t state_;
-};
-
-inline uint64_t mix(uint64_t a, uint64_t b) {
-  return RandomStream(a * 0x100000001b3u ^ b).bits();
-}
-
 using mep_reference::element_bytes;
 using mep_reference::kAllTypes;
+using mep_reference::mix;
+using mep_reference::RandomStream;
 inline constexpr mep_op_t kAllOps[] = {MEP_SUM, MEP_PROD, MEP_MIN, MEP_MAX,
                                        MEP_AVG, MEP_AND,  MEP_OR,  MEP_XOR};
 

@@ -69,7 +69,7 @@ struct EpCase {
   size_t rows_per_expert() const { return static_cast<size_t>(ranks) * max_tokens; }
 
   RandomStream stream(uint64_t what, uint64_t a = 0, uint64_t b = 0, uint64_t c = 0) const {
-    return RandomStream(mix(mix(mix(mix(seed, what), a), b), c));
+    return RandomStream(mix(mix(seed, what), a, b, c));
   }
 
   uint32_t tokens(int rank, uint64_t round) const {

@@ -28,6 +28,7 @@
 #include "base/status.hpp"
 #include "support/cmocka_cpp.hpp"
 #include "support/posting.hpp"
+#include "support/random_numbers.hpp"
 #include "transport/doorbell.hpp"
 #include "transport/transport.hpp"
 
@@ -35,23 +36,14 @@ namespace mep::test {
 
 constexpr uint64_t kLimitMs = 60000;  // of every wait; none comes near it unless something is wrong
 
-// Printed once; MEP_TEST_SEED replays.
 inline uint64_t test_seed() {
-  static const uint64_t seed = [] {
-    const char* text = std::getenv("MEP_TEST_SEED");  // NOLINT(concurrency-mt-unsafe): one thread
-    const uint64_t value =
-        text != nullptr ? std::strtoull(text, nullptr, 0) : std::random_device{}();
-    std::printf("MEP_TEST_SEED=%llu\n", static_cast<unsigned long long>(value));
-    std::fflush(stdout);
-    return value;
-  }();
+  static const uint64_t seed = mep_reference::seed_of_run();
   return seed;
 }
 
 // The byte at `index` of the data that `seed` stands for.
 inline std::byte pattern(uint64_t seed, size_t index) {
-  uint64_t x = seed * 0x9e3779b97f4a7c15u + index / 8;
-  x = (x ^ (x >> 31)) * 0xbf58476d1ce4e5b9u;
+  const uint64_t x = mep_reference::scrambled(mep_reference::scrambled(seed) ^ index / 8);
   return static_cast<std::byte>((x >> (index % 8 * 8)) & 0xff);
 }
 

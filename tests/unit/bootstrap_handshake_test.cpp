@@ -21,6 +21,7 @@
 #include "base/status.hpp"
 #include "core/bootstrap/greeting.hpp"
 #include "support/cmocka_cpp.hpp"
+#include "support/random_numbers.hpp"
 
 namespace {
 
@@ -235,13 +236,6 @@ void a_mirror_is_no_peer(void**) {
   assert_false(pair.caller.greeting->done());
 }
 
-uint64_t test_seed() {
-  const char* text = getenv("MEP_TEST_SEED");
-  const uint64_t seed = text != nullptr ? strtoull(text, nullptr, 10) : std::random_device{}();
-  print_message("MEP_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
-  return seed;
-}
-
 // Every bit that is turned over in the handshake keeps the two from becoming peers, or what they sent
 // each other under another identity than the other's own would be believed.
 void an_altered_handshake_never_succeeds(void**) {
@@ -271,7 +265,7 @@ void an_altered_handshake_never_succeeds(void**) {
 
 // Frames of a finished link: each one comes as it was sent and in its place, or the link ends.
 void altered_repeated_and_missing_frames_end_the_link(void**) {
-  std::mt19937_64 random(test_seed());
+  std::mt19937_64 random(mep_reference::seed_of_run());
   for (int round = 0; round < 600; ++round) {
     Pair pair;
     pair.run();

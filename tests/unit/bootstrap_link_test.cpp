@@ -21,6 +21,7 @@
 #include "core/bootstrap/handshake.hpp"
 #include "core/bootstrap/hello.hpp"
 #include "support/cmocka_cpp.hpp"
+#include "support/random_numbers.hpp"
 
 namespace {
 
@@ -397,16 +398,9 @@ void threads_may_send_at_once(void**) {
   assert_int_equal(total, kThreads * kFrames);
 }
 
-uint64_t test_seed() {
-  const char* text = getenv("MEP_TEST_SEED");
-  const uint64_t seed = text != nullptr ? strtoull(text, nullptr, 10) : std::random_device{}();
-  print_message("MEP_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
-  return seed;
-}
-
 // Random damage to a right stream: never a crash, never a frame beyond its bounds, never a leak.
 void random_bytes_do_no_harm(void**) {
-  std::mt19937_64 random(test_seed());
+  std::mt19937_64 random(mep_reference::seed_of_run());
   const int before = open_descriptors();
   for (int round = 0; round < 3000; ++round) {
     Pair pair = make_pair();
@@ -478,7 +472,7 @@ void a_damaged_hello_is_refused_or_within_bounds(void**) {
   assert_int_equal(mep::decode_hello(other_version, &out), MEP_ERR_VERSION);
   assert_non_null(strstr(mep::last_error_text(), "protocol 9"));
 
-  std::mt19937_64 random(test_seed());
+  std::mt19937_64 random(mep_reference::seed_of_run());
   for (int round = 0; round < 20000; ++round) {
     std::vector<std::byte> damaged = whole;
     for (uint64_t i = random() % 6 + 1; i > 0; --i) {

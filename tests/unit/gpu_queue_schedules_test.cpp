@@ -10,16 +10,16 @@
 #include <optional>
 #include <vector>
 
-#include "sim/random.hpp"
 #include "support/cmocka_cpp.hpp"
 #include "support/fiber.hpp"
 #include "support/model_nic.hpp"
+#include "support/random_numbers.hpp"
 #include "transport/gpu_queue/peer.hpp"
 
 namespace {
 
 using namespace mep::gpu_queue;  // NOLINT(google-build-using-namespace)
-using mep::sim::Random;
+using mep_reference::RandomStream;
 using mep_test::Fiber;
 using mep_test::ModelNic;
 
@@ -154,9 +154,9 @@ class Schedule {
   void make_calls() {
     queues_ = 1 + random_.below(kMaxQueues);
     posters_ = 1 + random_.below(kMaxPosters);
-    const uint32_t count = 1 + random_.below(random_.chance(50) ? 8 : kMaxCalls);
-    if (random_.chance(15)) abort_at_ = random_.below(2000);
-    const bool all_have_deadlines = random_.chance(20);
+    const uint32_t count = 1 + random_.below(random_.percent(50) ? 8 : kMaxCalls);
+    if (random_.percent(15)) abort_at_ = random_.below(2000);
+    const bool all_have_deadlines = random_.percent(20);
     for (uint32_t i = 0; i < count; ++i) {
       Call call{};
       const uint32_t kind = random_.below(10);
@@ -167,13 +167,13 @@ class Schedule {
       call.queue = random_.below(queues_);
       call.poster = random_.below(posters_);
       call.bytes = call.kind == Kind::kPut
-                       ? 1 + random_.below(random_.chance(50) ? kMaxInline : kCellBytes)
+                       ? 1 + random_.below(random_.percent(50) ? kMaxInline : kCellBytes)
                        : 8;
-      call.deadline = all_have_deadlines || random_.chance(15) ? random_.below(3000) : UINT64_MAX;
+      call.deadline = all_have_deadlines || random_.percent(15) ? random_.below(3000) : UINT64_MAX;
       calls_.push_back(call);
     }
     for (auto& byte : source_) byte = static_cast<uint8_t>(1 + random_.below(255));
-    for (auto& weight : weights_) weight = 1 + random_.below(random_.chance(30) ? 40 : 4);
+    for (auto& weight : weights_) weight = 1 + random_.below(random_.percent(30) ? 40 : 4);
   }
 
   void make_queue(OneQueue* rig) {
@@ -195,7 +195,7 @@ class Schedule {
         mep_test::NicMemory{kLocalKey, source_.data(), source_.size()},
         mep_test::NicMemory{kRemoteKey, target_.data(), target_.size()});
     rig->nic->on_executed = [this, rig](uint64_t, uint64_t remote) { land(rig, remote); };
-    rig->repeats = random_.chance(30);
+    rig->repeats = random_.percent(30);
     choose_fault(rig);
   }
 
@@ -204,7 +204,7 @@ class Schedule {
     if (chance < 25) {
       rig->mode = Nic::kFails;
       rig->nic->fails_at = rig->first + random_.below(12);
-      rig->nic->flushes = random_.chance(50);
+      rig->nic->flushes = random_.percent(50);
     } else if (chance < 50) {
       rig->mode = Nic::kPauses;
       rig->paused_from = random_.below(500);
@@ -213,7 +213,7 @@ class Schedule {
       rig->mode = Nic::kNeverCompletes;
       rig->paused_from = random_.below(500);
       rig->paused_until = UINT64_MAX;
-      if (random_.chance(50)) abort_at_ = random_.below(6000);
+      if (random_.percent(50)) abort_at_ = random_.below(6000);
       if (abort_at_ != UINT64_MAX) return;
       for (Call& call : calls_) call.deadline = std::min<uint64_t>(call.deadline, 6000);
     }
@@ -267,7 +267,7 @@ class Schedule {
         rig.nic->complete();
         break;
       default:
-        if (random_.chance(20)) rig.nic->repeat(random_.next());
+        if (random_.percent(20)) rig.nic->repeat(random_.bits());
     }
   }
 
@@ -402,7 +402,7 @@ class Schedule {
     }
   }
 
-  Random random_;
+  RandomStream random_;
   std::string violation_;
   uint32_t queues_ = 0;
   uint32_t posters_ = 0;

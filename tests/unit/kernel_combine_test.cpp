@@ -42,7 +42,7 @@ struct Fixture {
 };
 
 void check_combine(Fixture& fixture, mep_dtype_t dtype, size_t n_rows, size_t hidden,
-                   Random& random) {
+                   RandomStream& random) {
   const size_t bytes = hidden * size_of(dtype);
   std::vector<const void*> rows;
   std::vector<float> weights;
@@ -50,11 +50,11 @@ void check_combine(Fixture& fixture, mep_dtype_t dtype, size_t n_rows, size_t hi
     uint8_t* to = fixture.memory[row]->at_end(bytes);
     for (size_t i = 0; i < hidden; ++i) {
       uint8_t* place = to + i * size_of(dtype);
-      float_to_element(dtype, static_cast<float>(random.between(-4, 4)), place);
+      float_to_element(dtype, static_cast<float>(random.real(-4, 4)), place);
       if (random.below(64) == 0) fill_float_element(dtype, random, place);
     }
     rows.push_back(to);
-    weights.push_back(static_cast<float>(random.between(-1, 1)));
+    weights.push_back(static_cast<float>(random.real(-1, 1)));
   }
   for (const bool weighted : {false, true}) {
     const float* used_weights = weighted ? weights.data() : nullptr;
@@ -75,7 +75,7 @@ void check_combine(Fixture& fixture, mep_dtype_t dtype, size_t n_rows, size_t hi
 }
 
 void combine_every_shape(void**) {
-  Random random(1);
+  RandomStream random(mix(test_seed(), 1));
   Fixture fixture;
   for (const mep_dtype_t dtype : kTokenTypes) {
     for (const size_t hidden : kHidden) {
@@ -87,12 +87,12 @@ void combine_every_shape(void**) {
 }
 
 void combine_in_place_of_a_row(void**) {
-  Random random(2);
+  RandomStream random(mix(test_seed(), 2));
   for (const Level& level : levels()) {
     for (size_t place = 0; place < 3; ++place) {
       std::vector<float> rows[3];
       for (auto& row : rows) {
-        for (size_t i = 0; i < 333; ++i) row.push_back(static_cast<float>(random.between(-1, 1)));
+        for (size_t i = 0; i < 333; ++i) row.push_back(static_cast<float>(random.real(-1, 1)));
       }
       const float weights[3] = {0.3f, 0.7f, -0.2f};
       const std::vector<const void*> pointers = {rows[0].data(), rows[1].data(), rows[2].data()};
@@ -134,7 +134,7 @@ void sum_begins_with_plus_zero(void**) {
 }
 
 void copies(void**) {
-  Random random(3);
+  RandomStream random(mix(test_seed(), 3));
   GuardedMemory from(32768);
   GuardedMemory to(32768);
   std::vector<uint8_t> content(32768);

@@ -12,7 +12,6 @@
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <random>
 #include <vector>
 
 #include <sys/mman.h>
@@ -21,34 +20,18 @@
 #include "kernels/host/kernel_table.hpp"
 #include "mep.h"
 #include "support/cmocka_cpp.hpp"
+#include "support/random_numbers.hpp"
 #include "support/type_reference.hpp"
 
 namespace mep_test {
 
+using mep_reference::mix;
+using mep_reference::RandomStream;
+
 inline uint64_t test_seed() {
-  static const uint64_t seed = [] {
-    const char* text = std::getenv("MEP_TEST_SEED");
-    const uint64_t value =
-        text != nullptr ? std::strtoull(text, nullptr, 0) : std::random_device()();
-    std::printf("MEP_TEST_SEED=%llu\n", static_cast<unsigned long long>(value));
-    std::fflush(stdout);
-    return value;
-  }();
+  static const uint64_t seed = mep_reference::seed_of_run();
   return seed;
 }
-
-class Random {
- public:
-  explicit Random(uint64_t stream) : engine_(test_seed() * 1000003 + stream) {}
-  uint64_t bits() { return engine_(); }
-  size_t below(size_t limit) { return static_cast<size_t>(engine_() % limit); }
-  double between(double low, double high) {
-    return low + (high - low) * (static_cast<double>(engine_() >> 11) * 0x1p-53);
-  }
-
- private:
-  std::mt19937_64 engine_;
-};
 
 // A floating format of 8 or 16 bits, as the table of its non-negative finite values.
 class SmallFormat {
@@ -158,7 +141,7 @@ inline void float_to_element(mep_dtype_t dtype, float value, uint8_t* to) {
 }
 
 // Moderate values mostly, with the special ones of the type mixed in.
-inline void fill_float_element(mep_dtype_t dtype, Random& random, uint8_t* to) {
+inline void fill_float_element(mep_dtype_t dtype, RandomStream& random, uint8_t* to) {
   const size_t kind = random.below(16);
   if (dtype == MEP_FLOAT64) {
     const uint64_t special[] = {0,
@@ -169,7 +152,7 @@ inline void fill_float_element(mep_dtype_t dtype, Random& random, uint8_t* to) {
                                 0xfff123456789abcdull,
                                 1,
                                 0x7fefffffffffffffull};
-    store_as(to, random.between(-100, 100));
+    store_as(to, random.real(-100, 100));
     if (kind == 0) store_as(to, special[random.below(8)]);
     if (kind == 1) store_as(to, random.bits());
     return;
@@ -184,7 +167,7 @@ inline void fill_float_element(mep_dtype_t dtype, Random& random, uint8_t* to) {
   } else if (kind == 2) {
     float_to_element(dtype, random.below(2) != 0 ? -0.0f : 0.0f, to);
   } else {
-    float_to_element(dtype, static_cast<float>(random.between(-8, 8)), to);
+    float_to_element(dtype, static_cast<float>(random.real(-8, 8)), to);
   }
 }
 

@@ -57,19 +57,19 @@ Expected quantize_plainly(const std::vector<float>& x) {
 }
 
 // Rows of very different size per group; `kind` chooses what is special about them.
-std::vector<uint8_t> make_row(mep_dtype_t dtype, size_t hidden, size_t kind, Random& random) {
+std::vector<uint8_t> make_row(mep_dtype_t dtype, size_t hidden, size_t kind, RandomStream& random) {
   std::vector<uint8_t> row(hidden * size_of(dtype));
   double magnitude = 1;
   for (size_t i = 0; i < hidden; ++i) {
     if (i % 128 == 0) magnitude = std::ldexp(1.0, static_cast<int>(random.below(40)) - 25);
     uint8_t* to = row.data() + i * size_of(dtype);
-    float_to_element(dtype, static_cast<float>(random.between(-magnitude, magnitude)), to);
+    float_to_element(dtype, static_cast<float>(random.real(-magnitude, magnitude)), to);
     if (kind == 1) fill_float_element(dtype, random, to);
     if (kind == 2) float_to_element(dtype, i % 3 == 0 ? -0.0f : 0.0f, to);
     if (kind == 3 && i == hidden / 2) float_to_element(dtype, NAN, to);
     if (kind == 4 && i == hidden / 2) float_to_element(dtype, -HUGE_VALF, to);
     if (kind == 6 && dtype != MEP_FLOAT16) {
-      float_to_element(dtype, static_cast<float>(random.between(-3.38e38, 3.38e38)), to);
+      float_to_element(dtype, static_cast<float>(random.real(-3.38e38, 3.38e38)), to);
     }
     if (kind == 5) float_to_element(dtype, std::ldexp(448.0f, static_cast<int>(i / 128) - 8), to);
   }
@@ -77,7 +77,7 @@ std::vector<uint8_t> make_row(mep_dtype_t dtype, size_t hidden, size_t kind, Ran
 }
 
 void check_quantize(const Level& level, mep_dtype_t dtype, const std::vector<uint8_t>& row,
-                    const Expected& expected, Random& random) {
+                    const Expected& expected, RandomStream& random) {
   static GuardedMemory in(kMaxHidden * 4);
   static GuardedMemory out(kMaxHidden + 4096);
   static GuardedMemory scale_memory(4096);
@@ -153,7 +153,7 @@ void check_dequantize(const Level& level, mep_dtype_t dtype, const Expected& exp
   }
 }
 
-void check_row(mep_dtype_t dtype, size_t hidden, size_t kind, Random& random) {
+void check_row(mep_dtype_t dtype, size_t hidden, size_t kind, RandomStream& random) {
   const std::vector<uint8_t> row = make_row(dtype, hidden, kind, random);
   std::vector<float> x(hidden);
   for (size_t i = 0; i < hidden; ++i) x[i] = element_to_float(dtype, &row[i * size_of(dtype)]);
@@ -165,7 +165,7 @@ void check_row(mep_dtype_t dtype, size_t hidden, size_t kind, Random& random) {
 }
 
 void short_rows(void**) {
-  Random random(1);
+  RandomStream random(mix(test_seed(), 1));
   for (const mep_dtype_t dtype : kTokenTypes) {
     for (size_t hidden = 0; hidden < 390; hidden += 1 + random.below(4)) {
       check_row(dtype, hidden, random.below(7), random);
@@ -174,7 +174,7 @@ void short_rows(void**) {
 }
 
 void real_rows(void**) {
-  Random random(2);
+  RandomStream random(mix(test_seed(), 2));
   for (const mep_dtype_t dtype : kTokenTypes) {
     for (const size_t hidden : {size_t{128}, size_t{1000}, size_t{2048}, size_t{7168}}) {
       for (size_t kind = 0; kind < 7; ++kind) check_row(dtype, hidden, kind, random);

@@ -109,7 +109,7 @@ void expect_element(mep_dtype_t dtype, mep_op_t op, const Inputs& inputs, size_t
   float_to_element(dtype, total, to);
 }
 
-void fill(mep_dtype_t dtype, Random& random, uint8_t* to, size_t count) {
+void fill(mep_dtype_t dtype, RandomStream& random, uint8_t* to, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     uint8_t* place = to + i * size_of(dtype);
     if (is_floating(dtype)) {
@@ -145,7 +145,7 @@ struct Fixture {
 };
 
 void check_case(Fixture& fixture, mep_dtype_t dtype, mep_op_t op, size_t n_inputs, size_t count,
-                Random& random) {
+                RandomStream& random) {
   const size_t bytes = count * size_of(dtype);
   const uint32_t divisor = 1 + static_cast<uint32_t>(random.below(20));
   std::vector<uint8_t> expected(bytes + 1);
@@ -178,7 +178,7 @@ void check_case(Fixture& fixture, mep_dtype_t dtype, mep_op_t op, size_t n_input
 
 void check_dtype(void** state) {
   const mep_dtype_t dtype = *static_cast<const mep_dtype_t*>(*state);
-  Random random(dtype);
+  RandomStream random(mix(test_seed(), dtype));
   Fixture fixture;
   for (auto& content : fixture.content) fill(dtype, random, content.data(), kMaxCount);
   for (mep_op_t op = MEP_SUM; op <= MEP_XOR; ++op) {
