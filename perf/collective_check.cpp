@@ -2,14 +2,9 @@
 // expected bits do not depend on the order of additions.
 #include "collective_check.hpp"
 
-#include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstring>
 
-#include "minifloat.hpp"
-#include "support/random_numbers.hpp"
-#include "support/type_reference.hpp"
+#include "support/coll_reference.hpp"
 
 namespace mep::perf {
 namespace {
@@ -33,43 +28,15 @@ int64_t input_value(const CollectiveCall& call, int rank, size_t index, uint32_t
   }
 }
 
-int64_t combine(mep_op_t reduction, int64_t left, int64_t right) {
-  switch (reduction) {
-    case MEP_PROD:
-      return left * right;
-    case MEP_MIN:
-      return std::min(left, right);
-    case MEP_MAX:
-      return std::max(left, right);
-    case MEP_AND:
-      return left & right;
-    case MEP_OR:
-      return left | right;
-    case MEP_XOR:
-      return left ^ right;
-    default:
-      return left + right;
-  }
-}
-
-FloatFormat small_format(mep_dtype_t dtype) {
-  const mep_reference::FloatFormat format = mep_reference::float_format(dtype);
-  const int exponent_bits = format.bits - 1 - format.mantissa;
-  // All ones but the last place are the largest value where all ones are NaN.
-  const double fraction = std::ldexp(format.infinities ? 1 : 2, -format.mantissa);
-  const double largest = std::ldexp(2 - fraction, format.bias + (format.infinities ? 0 : 1));
-  return {exponent_bits, format.mantissa, largest, format.infinities};
-}
-
 // The element's bits, low bytes first.
-uint64_t encode_float_type(mep_dtype_t dtype, double value) {
-  if (dtype == MEP_FLOAT64) return std::bit_cast<uint64_t>(value);
-  if (dtype == MEP_FLOAT32) return std::bit_cast<uint32_t>(static_cast<float>(value));
-  return encode_float(small_format(dtype), value);
+uint64_t encode(mep_dtype_t dtype, double value) {
+  uint64_t bits = 0;
+  mep_reference::store_number(dtype, value, &bits);
+  return bits;
 }
 
 uint64_t encode(mep_dtype_t dtype, int64_t value) {
-  if (mep_reference::is_float(dtype)) return encode_float_type(dtype, static_cast<double>(value));
+  if (mep_reference::is_float(dtype)) return encode(dtype, static_cast<double>(value));
   return static_cast<uint64_t>(value);
 }
 
@@ -79,15 +46,13 @@ uint64_t expected_bits(const CollectiveCall& call, Source source, uint32_t round
   }
   int64_t total = input_value(call, 0, source.index, round);
   for (int rank = 1; rank < call.size; ++rank) {
-    total = combine(call.reduction, total, input_value(call, rank, source.index, round));
+    total = mep_reference::combine_integers(call.reduction, total,
+                                            input_value(call, rank, source.index, round));
   }
   if (call.reduction != MEP_AVG) return encode(call.dtype, total);
-  if (call.dtype == MEP_FLOAT64) {
-    return encode_float_type(call.dtype, static_cast<double>(total) / call.size);
-  }
+  if (call.dtype == MEP_FLOAT64) return encode(call.dtype, static_cast<double>(total) / call.size);
   // The average is a float32 division, then rounded once to the type.
-  const float average = static_cast<float>(total) / static_cast<float>(call.size);
-  return encode_float_type(call.dtype, average);
+  return encode(call.dtype, double{static_cast<float>(total) / static_cast<float>(call.size)});
 }
 
 }  // namespace

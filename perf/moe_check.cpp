@@ -1,42 +1,11 @@
 #include "moe_check.hpp"
 
-#include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstring>
 
-#include "minifloat.hpp"
+#include "support/ep_reference.hpp"
 
 namespace mep::perf {
 namespace {
-
-float bf16_value(uint16_t bits) {
-  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-  float value = 0;
-  std::memcpy(&value, &wide, sizeof value);
-  return value;
-}
-
-// Round to nearest, ties to even, of a number that is no NaN.
-uint16_t bf16_bits(float value) {
-  uint32_t wide = 0;
-  std::memcpy(&wide, &value, sizeof wide);
-  const uint32_t rest = wide & 0xffff;
-  uint32_t kept = wide >> 16;
-  if (rest > 0x8000 || (rest == 0x8000 && (kept & 1) != 0)) ++kept;
-  return static_cast<uint16_t>(kept);
-}
-
-const std::array<float, 256>& e4m3_values() {
-  static const std::array<float, 256> values = [] {
-    std::array<float, 256> made{};
-    for (uint16_t bits = 0; bits < 256; ++bits) {
-      made[bits] = static_cast<float>(decode_float(kE4m3, bits));
-    }
-    return made;
-  }();
-  return values;
-}
 
 // A row as it should cross the wire.
 struct WireRow {
@@ -52,18 +21,10 @@ WireRow wire_row(const MoeShape& shape, const uint16_t* x) {
     return row;
   }
   row.bytes.resize(shape.hidden);
-  for (uint32_t begin = 0; begin < shape.hidden; begin += kScaleBlock) {
-    const uint32_t end = std::min(begin + kScaleBlock, shape.hidden);
-    float largest = 1e-4f;
-    for (uint32_t h = begin; h < end; ++h) largest = std::max(largest, std::fabs(bf16_value(x[h])));
-    const float to_wire = 448.0f / largest;
-    const float from_wire = largest * (1.0f / 448.0f);
-    for (uint32_t h = begin; h < end; ++h) {
-      const float scaled = bf16_value(x[h]) * to_wire;
-      row.bytes[h] = static_cast<uint8_t>(encode_float(kE4m3, scaled));
-    }
-    row.scales.push_back(from_wire);
-  }
+  row.scales.resize(shape.scales_per_row());
+  mep_reference::quantize(MEP_BFLOAT16, reinterpret_cast<const uint8_t*>(x), shape.hidden,
+                          MEP_SCALE_FLOAT32, row.bytes.data(),
+                          reinterpret_cast<uint8_t*>(row.scales.data()));
   return row;
 }
 
@@ -155,61 +116,34 @@ uint64_t count_throughput_errors(const MoeProblem& problem, const MoeSide& side,
 }
 
 // The stand-in expert's output for a row.
-void expert_output(const MoeShape& shape, const WireRow& row, float factor, std::vector<float>* y) {
+void expert_output(const MoeShape& shape, const WireRow& row, float factor,
+                   std::vector<uint16_t>* y) {
   for (uint32_t h = 0; h < shape.hidden; ++h) {
     float value = 0;
     if (shape.wire_is_fp8) {
-      value = e4m3_values()[row.bytes[h]] * row.scales[h / kScaleBlock];
+      value =
+          mep_reference::load_number(MEP_FLOAT8_E4M3, &row.bytes[h]) * row.scales[h / kScaleBlock];
     } else {
-      uint16_t bits = 0;
-      std::memcpy(&bits, &row.bytes[h * sizeof bits], sizeof bits);
-      value = bf16_value(bits);
+      value = mep_reference::load_number(MEP_BFLOAT16, &row.bytes[h * sizeof(uint16_t)]);
     }
-    (*y)[h] = bf16_value(bf16_bits(value * factor));
+    mep_reference::store_number(MEP_BFLOAT16, value * factor, &(*y)[h]);
   }
 }
 
-// High throughput: what the token's experts on `rank` make of its row, summed there.
-bool rank_output(const MoeShape& shape, const WireRow& row, const int64_t* experts,
-                 const float* weights, int64_t rank, std::vector<float>* sum) {
-  std::vector<float> y(shape.hidden);
+// Adds what the token's experts on `rank`, or on all for -1, make of its row.
+bool add_outputs(const MoeShape& shape, const WireRow& row, const int64_t* experts,
+                 const float* weights, int64_t rank, mep_reference::RowSum* sum) {
+  std::vector<uint16_t> y(shape.hidden);
   bool is_sent = false;
-  std::fill(sum->begin(), sum->end(), 0.0f);
   for (uint32_t k = 0; k < shape.top_k; ++k) {
-    if (experts[k] < 0 || experts[k] / shape.experts_per_rank != rank) continue;
+    if (experts[k] < 0 || (rank >= 0 && experts[k] / shape.experts_per_rank != rank)) continue;
     is_sent = true;
     // Expanded, the weight is in the output.
     const float factor = expert_factor(experts[k]);
     expert_output(shape, row, shape.is_expanded ? weights[k] * factor : factor, &y);
-    for (uint32_t h = 0; h < shape.hidden; ++h) {
-      const float term = shape.is_expanded ? y[h] : weights[k] * y[h];
-      (*sum)[h] = (*sum)[h] + term;
-    }
+    sum->add(y.data(), shape.is_expanded ? 1 : weights[k]);
   }
-  for (float& value : *sum) value = bf16_value(bf16_bits(value));
   return is_sent;
-}
-
-uint64_t count_throughput_output_errors(const MoeProblem& problem) {
-  const MoeShape& shape = problem.shape();
-  std::vector<float> part(shape.hidden);
-  std::vector<float> sum(shape.hidden);
-  uint64_t errors = 0;
-  for (uint32_t token = 0; token < shape.tokens; ++token) {
-    const WireRow row = wire_row(shape, problem.x() + static_cast<size_t>(token) * shape.hidden);
-    const size_t first = static_cast<size_t>(token) * shape.top_k;
-    std::fill(sum.begin(), sum.end(), 0.0f);
-    for (int rank = 0; rank < shape.size; ++rank) {
-      if (!rank_output(shape, row, problem.topk_idx().data() + first,
-                       problem.topk_weights().data() + first, rank, &part)) {
-        continue;
-      }
-      for (uint32_t h = 0; h < shape.hidden; ++h) sum[h] = sum[h] + part[h];
-    }
-    const uint16_t* out = problem.out() + static_cast<size_t>(token) * shape.hidden;
-    for (uint32_t h = 0; h < shape.hidden; ++h) errors += out[h] != bf16_bits(sum[h]) ? 1 : 0;
-  }
-  return errors;
 }
 
 }  // namespace
@@ -227,24 +161,25 @@ uint64_t count_received_errors(const MoeProblem& problem, const MoeSide& side, u
 
 uint64_t count_output_errors(const MoeProblem& problem) {
   const MoeShape& shape = problem.shape();
-  if (shape.is_high_throughput) return count_throughput_output_errors(problem);
-  std::vector<float> y(shape.hidden);
-  std::vector<float> sum(shape.hidden);
   uint64_t errors = 0;
   for (uint32_t token = 0; token < shape.tokens; ++token) {
     const WireRow row = wire_row(shape, problem.x() + static_cast<size_t>(token) * shape.hidden);
-    std::fill(sum.begin(), sum.end(), 0.0f);
-    for (uint32_t k = 0; k < shape.top_k; ++k) {
-      const size_t entry = static_cast<size_t>(token) * shape.top_k + k;
-      if (problem.topk_idx()[entry] < 0) continue;
-      expert_output(shape, row, expert_factor(problem.topk_idx()[entry]), &y);
-      for (uint32_t h = 0; h < shape.hidden; ++h) {
-        const float term = problem.topk_weights()[entry] * y[h];
-        sum[h] = sum[h] + term;
-      }
+    const size_t first = static_cast<size_t>(token) * shape.top_k;
+    const int64_t* experts = problem.topk_idx().data() + first;
+    const float* weights = problem.topk_weights().data() + first;
+    mep_reference::RowSum sum(MEP_BFLOAT16, shape.hidden);
+    if (!shape.is_high_throughput) {
+      (void)add_outputs(shape, row, experts, weights, -1, &sum);
     }
+    // High throughput: each rank's outputs are summed there.
+    for (int rank = 0; rank < shape.size && shape.is_high_throughput; ++rank) {
+      mep_reference::RowSum part(MEP_BFLOAT16, shape.hidden);
+      if (add_outputs(shape, row, experts, weights, rank, &part)) sum.add(part.row().data());
+    }
+    std::vector<uint16_t> expected(shape.hidden);
+    sum.store_to(expected.data());
     const uint16_t* out = problem.out() + static_cast<size_t>(token) * shape.hidden;
-    for (uint32_t h = 0; h < shape.hidden; ++h) errors += out[h] != bf16_bits(sum[h]) ? 1 : 0;
+    for (uint32_t h = 0; h < shape.hidden; ++h) errors += out[h] != expected[h] ? 1 : 0;
   }
   return errors;
 }

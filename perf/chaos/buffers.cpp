@@ -25,6 +25,18 @@ std::string shown(const uint8_t* bytes, size_t count) {
   return text;
 }
 
+uint64_t digest_of(const void* bytes, size_t count) {
+  const auto* from = static_cast<const uint8_t*>(bytes);
+  uint64_t digest = scrambled(count);
+  for (size_t i = 0; i < count; i += sizeof(uint64_t)) {
+    uint64_t word = 0;
+    std::memcpy(&word, from + i, count - i < sizeof word ? count - i : sizeof word);
+    digest = (digest ^ word) * 0xff51afd7ed558ccdu;
+    digest ^= digest >> 29;
+  }
+  return digest;
+}
+
 }  // namespace
 
 uint64_t Members::slots_of(uint64_t ranks) const {
@@ -62,7 +74,7 @@ size_t CallBuffers::sent_bytes(const Call& call, const Members& members) {
     elements +=
         length(call, members.rank, facts_of(call.kind).gives_each_a_block() ? i : members.rank);
   }
-  return elements * bytes_of(call.dtype);
+  return elements * element_bytes(call.dtype);
 }
 
 size_t CallBuffers::sent_bytes() const {
@@ -98,7 +110,7 @@ CallBuffers::CallBuffers(const Program& program, uint32_t step, uint32_t part, c
       members_(members),
       step_(step),
       part_(part),
-      element_(call.kind == CallKind::k_barrier ? 1 : bytes_of(call.dtype)) {
+      element_(call.kind == CallKind::k_barrier ? 1 : element_bytes(call.dtype)) {
   const OperationFacts& facts = facts_of(call.kind);
   if (!facts.has_data()) return;
   root_ = call.root % static_cast<uint32_t>(members.slots.size());
@@ -254,9 +266,9 @@ std::string CallBuffers::check_reduced(uint64_t ranks) const {
     if (!is_mine(i)) continue;
     for (size_t k = 0; k < keys.size(); ++k)
       make_element(call_.dtype, keys[k], first + i, given[k]);
-    reduce_element(call_.dtype, call_.op, inputs, keys.size(), expected);
+    mep_reference::reduce(call_.dtype, call_.op, inputs, keys.size(), 1, keys.size(), expected);
     const uint8_t* actual = receive_ + i * element_;
-    if (same_element(call_.dtype, actual, expected)) continue;
+    if (std::memcmp(actual, expected, element_) == 0) continue;
     return formatted("element %zu of %zu is %s, not %s, contributors %" PRIx64, i, count,
                      shown(actual, element_).c_str(), shown(expected, element_).c_str(), ranks);
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "numbers.hpp"
+#include "support/ep_reference.hpp"
 
 namespace mep::programs {
 namespace {
@@ -39,11 +40,11 @@ size_t EpRound::rows_per_expert() const {
 }
 
 size_t EpRound::input_bytes() const {
-  return shape_.hidden * bytes_of(shape_.input);
+  return shape_.hidden * element_bytes(shape_.input);
 }
 
 size_t EpRound::combine_bytes() const {
-  return shape_.hidden * bytes_of(shape_.combine);
+  return shape_.hidden * element_bytes(shape_.combine);
 }
 
 uint32_t EpRound::tokens(uint32_t rank) const {
@@ -80,11 +81,12 @@ std::vector<float> EpRound::weights(uint32_t rank) const {
 
 void EpRound::x_row(uint32_t rank, uint32_t token, uint8_t* to) const {
   const uint64_t row = key(kInput, rank, token);
-  const size_t bytes = bytes_of(shape_.input);
+  const size_t bytes = element_bytes(shape_.input);
   for (uint32_t i = 0; i < shape_.hidden; ++i) {
     const uint64_t bits = scrambled(row + i);
-    store_number(shape_.input, static_cast<float>(static_cast<int32_t>(bits % 255) - 127) / 8,
-                 to + i * bytes);
+    mep_reference::store_number(shape_.input,
+                                static_cast<float>(static_cast<int32_t>(bits % 255) - 127) / 8,
+                                to + i * bytes);
   }
 }
 
@@ -92,11 +94,12 @@ void EpRound::y_row(uint32_t expert_rank, uint32_t local, uint32_t rank, uint32_
                     uint8_t* to) const {
   const uint64_t row =
       key(kOutput, rank, uint64_t{expert_rank} << 48 | uint64_t{local} << 32 | token);
-  const size_t bytes = bytes_of(shape_.combine);
+  const size_t bytes = element_bytes(shape_.combine);
   for (uint32_t i = 0; i < shape_.hidden; ++i) {
     const uint64_t bits = scrambled(row + i);
-    store_number(shape_.combine, static_cast<float>(static_cast<int32_t>(bits % 255) - 127) / 16,
-                 to + i * bytes);
+    mep_reference::store_number(shape_.combine,
+                                static_cast<float>(static_cast<int32_t>(bits % 255) - 127) / 16,
+                                to + i * bytes);
   }
 }
 
@@ -129,8 +132,7 @@ bool EpRound::lacks(uint64_t missing) const {
 void EpRound::combined_row(uint32_t token, uint64_t missing, uint8_t* to) const {
   const std::vector<int64_t> experts = routing(members_.rank);
   const std::vector<float> weight = weights(members_.rank);
-  const size_t bytes = bytes_of(shape_.combine);
-  std::vector<float> sum(shape_.hidden, 0.0f);
+  mep_reference::RowSum sum(shape_.combine, shape_.hidden);
   std::vector<uint8_t> row(combine_bytes());
   for (uint32_t owner = 0; owner < members_.slots.size() && shape_.high_throughput; ++owner) {
     const auto* const begin = experts.data() + size_t{token} * shape_.top_k;
@@ -139,9 +141,7 @@ void EpRound::combined_row(uint32_t token, uint64_t missing, uint8_t* to) const 
     });
     if (!is_sent || has(missing, owner)) continue;
     y_row(owner, 0, members_.rank, token, row.data());
-    for (uint32_t i = 0; i < shape_.hidden; ++i) {
-      sum[i] += load_number(shape_.combine, row.data() + i * bytes);
-    }
+    sum.add(row.data());
   }
   for (uint32_t k = 0; k < shape_.top_k && !shape_.high_throughput; ++k) {
     const size_t at = size_t{token} * shape_.top_k + k;
@@ -150,15 +150,9 @@ void EpRound::combined_row(uint32_t token, uint64_t missing, uint8_t* to) const 
     const uint32_t owner = expert / shape_.local_experts;
     if (has(missing, owner)) continue;
     y_row(owner, expert % shape_.local_experts, members_.rank, token, row.data());
-    for (uint32_t i = 0; i < shape_.hidden; ++i) {
-      // volatile: rounded twice, never fused.
-      const volatile float product =
-          weight[at] * load_number(shape_.combine, row.data() + i * bytes);
-      const volatile float total = sum[i] + product;
-      sum[i] = total;
-    }
+    sum.add(row.data(), weight[at]);
   }
-  for (uint32_t i = 0; i < shape_.hidden; ++i) store_number(shape_.combine, sum[i], to + i * bytes);
+  sum.store_to(to);
 }
 
 }  // namespace mep::programs

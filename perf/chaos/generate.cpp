@@ -4,7 +4,6 @@
 
 #include "generator.hpp"
 #include "numbers.hpp"
-#include "support/type_reference.hpp"
 
 namespace mep::programs {
 namespace {
@@ -137,8 +136,8 @@ Call Generator::random_call(uint32_t comm) {
   do {
     call.dtype = random_.one_of(kTypes);
     call.op = static_cast<mep_op_t>(random_.between(MEP_SUM, MEP_XOR));
-  } while (!is_pair(call.dtype, call.op));
-  call.count = random_bytes() / bytes_of(call.dtype);
+  } while (!mep_reference::pair_exists(call.dtype, call.op));
+  call.count = random_bytes() / element_bytes(call.dtype);
   // Where a rank gives a block for each, all of them together are as large.
   if (facts_of(call.kind).gives_each_a_block()) call.count /= most_members(comm);
   call.root = static_cast<uint32_t>(random_.below(kMaxSlots));

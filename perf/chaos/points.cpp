@@ -41,7 +41,7 @@ uint32_t Generator::add_struck_step() {
     Call call = random_call(kWorld);
     const size_t bytes = random_.percent(50) ? random_.between(1, kFewBytes)
                                              : random_.between(kFewBytes, kManyBytes);
-    call.count = 1 + bytes / (bytes_of(call.dtype) * program_.ranks);
+    call.count = 1 + bytes / (element_bytes(call.dtype) * program_.ranks);
     if (random_.percent(50)) call.kind = Collective::k_allreduce;
     push(StepKind::kCall).calls.push_back(call);
   }
@@ -51,7 +51,7 @@ uint32_t Generator::add_struck_step() {
 const char* Generator::point_of(uint32_t step) {
   if (program_.steps[step].kind == StepKind::kEpLayers) return random_.one_of(kEpPoints);
   const Call& call = program_.steps[step].calls[0];
-  const bool is_small = call.count * bytes_of(call.dtype) * program_.ranks <= 2 * kFewBytes;
+  const bool is_small = call.count * element_bytes(call.dtype) * program_.ranks <= 2 * kFewBytes;
   if (is_small) return random_.one_of(kSmallPoints);
   const bool over_hosts = program_.host_count() > 1 && random_.percent(50);
   return over_hosts ? random_.one_of(kHostsPoints) : random_.one_of(kLargePoints);

@@ -147,7 +147,7 @@ uint32_t Generator::rank_in(uint32_t comm, uint32_t slot) const {
 Call Generator::small_call(uint32_t comm) {
   Call call = random_call(comm);
   if (random_.percent(80)) {
-    const size_t most = kSmallBytes / (bytes_of(call.dtype) * most_members(comm));
+    const size_t most = kSmallBytes / (element_bytes(call.dtype) * most_members(comm));
     call.count = std::min<size_t>(call.count, random_.between(1, static_cast<uint32_t>(most) + 1));
   }
   return call;

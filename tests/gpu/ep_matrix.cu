@@ -6,6 +6,7 @@
 #include "ep_rig.hpp"
 #include "kernels/cuda/device/protocol.cuh"
 #include "support/ep_halves.hpp"
+#include "support/ep_reference.hpp"
 
 namespace {
 
@@ -374,8 +375,7 @@ class CaseRun {
       std::memcpy(scales.data(), data_[row.source].host_scales.data() + row.token * scales.size(),
                   scales.size());
     } else {
-      oracle::quantize(s.input_type, x, width(s.input_type), s.hidden,
-                       s.scale_type == MEP_SCALE_UE8M0, to, scales.data());
+      mep_reference::quantize(s.input_type, x, s.hidden, s.scale_type, to, scales.data());
     }
     const size_t unit = g.scale_bytes;
     const size_t pitch = (g.rows_per_expert * unit + 15) / 16 * 16 / std::max<size_t>(1, unit);
@@ -489,7 +489,6 @@ class CaseRun {
   void check_combine(uint64_t seq) {
     const EpSizes& s = c_.sizes;
     const EpGeometry& g = group_[0].g;
-    const size_t w = width(s.combine_type);
     for (uint32_t r = 0; r < s.ranks && ok_; ++r) {
       if (!live(r)) continue;
       RankData& d = data_[r];
@@ -522,14 +521,9 @@ class CaseRun {
           for (auto& term : terms) term.second *= factor;
         }
         if (use_bias_) terms.emplace_back(d.host_bias.data(), 1.0f);
-        for (uint32_t i = 0; i < s.hidden; ++i) {
-          float total = 0;
-          for (const auto& [y, weight] : terms) {
-            const float product = oracle::read_value(s.combine_type, y + i * w) * weight;
-            total = total + product;
-          }
-          oracle::write_value(s.combine_type, expected.data() + token * out_stride_ + i * w, total);
-        }
+        mep_reference::RowSum sum(s.combine_type, s.hidden);
+        for (const auto& [y, weight] : terms) sum.add(y, weight);
+        sum.store_to(expected.data() + token * out_stride_);
       }
       compare("combined rows", r, d.out->get(), expected);
       const mep_result_t result = !missing     ? MEP_SUCCESS

@@ -100,8 +100,8 @@ inline size_t buffer_bytes(const Case& c, bool is_send, int rank, int size) {
 inline Bytes input_of(const Case& c, int rank, int size) {
   Bytes input(buffer_bytes(c, true, rank, size));
   if (!input.empty()) {
-    fill_input(c.dtype, mix(c.seed, static_cast<uint64_t>(rank)),
-               input.size() / element_bytes(c.dtype), input.data());
+    make_elements(c.dtype, mix(c.seed, static_cast<uint64_t>(rank)),
+                  input.size() / element_bytes(c.dtype), input.data());
   }
   return input;
 }
@@ -138,7 +138,7 @@ inline Bytes all_of(const Case& c, int rank, const std::vector<Bytes>& blocks) {
 inline Bytes reduced(const Case& c, const std::vector<Bytes>& inputs) {
   std::vector<const uint8_t*> pointers;
   for (const Bytes& input : inputs) pointers.push_back(input.data());
-  return reference_reduce(c.dtype, c.op, pointers, inputs[0].size() / element_bytes(c.dtype));
+  return mep_reference::reduced(c.dtype, c.op, pointers, inputs[0].size() / element_bytes(c.dtype));
 }
 
 // The expected content of `rank`'s receive buffer. Nothing: the collective has no reference here, which fails its tests.

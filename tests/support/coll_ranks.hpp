@@ -27,6 +27,8 @@
 
 namespace mep_test {
 
+using namespace mep_reference;
+
 // CI runs one fixed slice of the random tests; MEP_TEST_SEED chooses another.
 inline uint64_t test_seed() {
   static const uint64_t seed = mep_reference::seed_of_run(20250117);

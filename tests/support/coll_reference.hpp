@@ -1,5 +1,5 @@
-// The results that collectives must give, computed plainly: one element at a time, in rank order. Shares no
-// code with the library; even the table of reductions is written again.
+// The input of ranks and the results that collectives must give, computed plainly: one element at a time, in the order
+// of the inputs. Shares no code with the library; even the table of reductions is written again.
 #pragma once
 
 #include <algorithm>
@@ -13,222 +13,128 @@
 
 #include "mep.h"
 #include "support/random_numbers.hpp"
+#include "support/small_floats.hpp"
 #include "support/type_reference.hpp"
 
-namespace mep_test {
-
-using Bytes = std::vector<uint8_t>;
-
-using mep_reference::element_bytes;
-using mep_reference::kAllTypes;
-using mep_reference::mix;
-using mep_reference::RandomStream;
-inline constexpr mep_op_t kAllOps[] = {MEP_SUM, MEP_PROD, MEP_MIN, MEP_MAX,
-                                       MEP_AVG, MEP_AND,  MEP_OR,  MEP_XOR};
-
-inline bool is_float_type(mep_dtype_t dtype) {
-  return mep_reference::is_float(dtype);
-}
-
-// The pairs that exist.
-inline bool pair_exists(mep_dtype_t dtype, mep_op_t op) {
-  const bool bitwise = op == MEP_AND || op == MEP_OR || op == MEP_XOR;
-  if (dtype == MEP_BOOL) return bitwise || op == MEP_MIN || op == MEP_MAX;
-  if (is_float_type(dtype)) return !bitwise;
-  return op != MEP_AVG;
-}
-
-// A float of 8 or 16 bits.
-struct SmallFloat : mep_reference::FloatFormat {
-  uint32_t sign_bit() const { return 1u << (bits - 1); }
-  uint32_t infinity_code() const { return sign_bit() - (1u << mantissa); }
-  uint32_t largest_code() const { return infinities ? infinity_code() - 1 : sign_bit() - 2; }
-
-  double decode(uint32_t code) const {
-    const uint32_t magnitude = code & (sign_bit() - 1);
-    const double sign = (code & sign_bit()) != 0 ? -1.0 : 1.0;
-    if (infinities && magnitude == infinity_code()) {
-      return sign * std::numeric_limits<double>::infinity();
-    }
-    if (magnitude > largest_code()) return std::numeric_limits<double>::quiet_NaN();
-    const int exponent = static_cast<int>(magnitude >> mantissa);
-    const double fraction = magnitude & ((1u << mantissa) - 1);
-    if (exponent == 0) return sign * std::ldexp(fraction, 1 - bias - mantissa);
-    return sign * std::ldexp(fraction + (1u << mantissa), exponent - bias - mantissa);
-  }
-
-  // To nearest, ties to even: in units of the last place, which a double holds exactly.
-  uint32_t encode(double value) const {
-    if (std::isnan(value)) return nan;
-    const uint32_t sign = std::signbit(value) ? sign_bit() : 0;
-    const double magnitude = std::fabs(value);
-    if (magnitude == 0) return sign;
-    const uint32_t beyond = infinities ? infinity_code() : largest_code();
-    if (std::isinf(magnitude)) return sign | beyond;
-    const int exponent = std::max(std::ilogb(magnitude), 1 - bias);
-    const double units = std::nearbyint(std::ldexp(magnitude, mantissa - exponent));
-    // A full mantissa that was rounded up carries into the exponent by itself.
-    const double code = units + std::ldexp(static_cast<double>(exponent + bias - 1), mantissa);
-    if (code > largest_code()) return sign | beyond;
-    return sign | static_cast<uint32_t>(code);
-  }
-};
-
-inline SmallFloat small_float(mep_dtype_t dtype) {
-  return {mep_reference::float_format(dtype)};
-}
-
-template <class T>
-T load(const uint8_t* from) {
-  T value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
-}
-template <class T>
-void store(uint8_t* to, T value) {
-  std::memcpy(to, &value, sizeof value);
-}
+namespace mep_reference {
 
 template <class Float>
 Float combine_floats(mep_op_t op, Float a, Float b) {
-  if (op == MEP_SUM || op == MEP_AVG) return a + b;
-  if (op == MEP_PROD) return a * b;
-  if (std::isnan(a) || std::isnan(b)) return std::numeric_limits<Float>::quiet_NaN();
-  if (a == b) return (op == MEP_MIN) == std::signbit(a) ? a : b;  // -0 lies below +0
-  return (op == MEP_MIN) == (a < b) ? a : b;
-}
-
-template <class Float>
-void reduce_wide_floats(mep_op_t op, const std::vector<const uint8_t*>& inputs, size_t count,
-                        uint64_t canonical_nan, uint8_t* out) {
-  for (size_t i = 0; i < count; ++i) {
-    Float sum = load<Float>(inputs[0] + i * sizeof(Float));
-    for (size_t r = 1; r < inputs.size(); ++r) {
-      sum = combine_floats(op, sum, load<Float>(inputs[r] + i * sizeof(Float)));
-    }
-    if (op == MEP_AVG) sum = sum / static_cast<Float>(inputs.size());
-    if (std::isnan(sum)) {
-      std::memcpy(out + i * sizeof(Float), &canonical_nan, sizeof(Float));  // little endian
-    } else {
-      store(out + i * sizeof(Float), sum);
-    }
-  }
-}
-
-inline void reduce_small_floats(mep_dtype_t dtype, mep_op_t op,
-                                const std::vector<const uint8_t*>& inputs, size_t count,
-                                uint8_t* out) {
-  const SmallFloat format = small_float(dtype);
-  const size_t bytes = element_bytes(dtype);
-  std::vector<float> values(size_t{1} << format.bits);
-  for (uint32_t code = 0; code < values.size(); ++code) {
-    values[code] = static_cast<float>(format.decode(code));
-  }
-  const auto at = [&](size_t rank, size_t i) {
-    return values[bytes == 1 ? inputs[rank][i] : load<uint16_t>(inputs[rank] + 2 * i)];
-  };
-  for (size_t i = 0; i < count; ++i) {
-    float sum = at(0, i);
-    for (size_t r = 1; r < inputs.size(); ++r) sum = combine_floats(op, sum, at(r, i));
-    if (op == MEP_AVG) sum = sum / static_cast<float>(inputs.size());
-    const uint32_t code = format.encode(static_cast<double>(sum));
-    if (bytes == 1) out[i] = static_cast<uint8_t>(code);
-    if (bytes == 2) store(out + 2 * i, static_cast<uint16_t>(code));
-  }
-}
-
-template <class Int>
-void reduce_ints(mep_dtype_t dtype, mep_op_t op, const std::vector<const uint8_t*>& inputs,
-                 size_t count, uint8_t* out) {
-  for (size_t i = 0; i < count; ++i) {
-    Int sum = load<Int>(inputs[0] + i * sizeof(Int));
-    for (size_t r = 1; r < inputs.size(); ++r) {
-      sum = mep_reference::combine_integers<Int>(dtype, op, sum,
-                                                 load<Int>(inputs[r] + i * sizeof(Int)));
-    }
-    store(out + i * sizeof(Int), sum);
-  }
-}
-
-inline void reduce_bools(mep_op_t op, const std::vector<const uint8_t*>& inputs, size_t count,
-                         uint8_t* out) {
-  for (size_t i = 0; i < count; ++i) {
-    bool sum = inputs[0][i] != 0;
-    for (size_t r = 1; r < inputs.size(); ++r) {
-      const bool next = inputs[r][i] != 0;
-      if (op == MEP_AND || op == MEP_MIN) sum = sum && next;
-      if (op == MEP_OR || op == MEP_MAX) sum = sum || next;
-      if (op == MEP_XOR) sum = sum != next;
-    }
-    out[i] = sum ? 1 : 0;
-  }
-}
-
-inline Bytes reference_reduce(mep_dtype_t dtype, mep_op_t op,
-                              const std::vector<const uint8_t*>& inputs, size_t count) {
-  Bytes result(count * element_bytes(dtype));
-  uint8_t* out = result.data();
-  mep_reference::with_integer(
-      dtype, [&](auto zero) { reduce_ints<decltype(zero)>(dtype, op, inputs, count, out); });
-  switch (dtype) {
-    case MEP_FLOAT32:
-      reduce_wide_floats<float>(op, inputs, count, 0x7fc00000u, out);
-      break;
-    case MEP_FLOAT64:
-      reduce_wide_floats<double>(op, inputs, count, 0x7ff8000000000000u, out);
-      break;
-    case MEP_BOOL:
-      reduce_bools(op, inputs, count, out);
-      break;
-    default:
-      if (is_float_type(dtype)) reduce_small_floats(dtype, op, inputs, count, out);
-      break;
+  // volatile: each operation is rounded by itself.
+  volatile Float result = 0;
+  if (op == MEP_SUM || op == MEP_AVG) {
+    result = a + b;
+  } else if (op == MEP_PROD) {
+    result = a * b;
+  } else if (std::isnan(a) || std::isnan(b)) {
+    result = std::numeric_limits<Float>::quiet_NaN();
+  } else {
+    const bool is_less = a < b || (a == b && std::signbit(a));  // -0 lies below +0
+    result = (op == MEP_MIN) == is_less ? a : b;
   }
   return result;
 }
 
-// Input of one rank. Floats are mostly of moderate size, so that sums depend on order and rounding;
-// about one in sixteen is any bit pattern: NaN, infinities, subnormals, zeros of both signs.
-inline void fill_input(mep_dtype_t dtype, uint64_t seed, size_t count, uint8_t* to) {
-  RandomStream random(seed);
-  const size_t bytes = element_bytes(dtype);
-  if (!is_float_type(dtype)) {
-    for (size_t i = 0; i < count * bytes; i += 8) {
-      const uint64_t bits = random.bits();
-      std::memcpy(to + i, &bits, std::min<size_t>(8, count * bytes - i));
-    }
-    // Truth values are 0 and 1, and now and then another byte that is not 0.
-    for (size_t i = 0; dtype == MEP_BOOL && i < count; ++i) to[i] = to[i] > 250 ? to[i] : to[i] & 1;
-    return;
-  }
-  int mantissa = 52;
-  int bias = 1023;
-  if (dtype == MEP_FLOAT32) {
-    mantissa = 23;
-    bias = 127;
-  } else if (dtype != MEP_FLOAT64) {
-    mantissa = small_float(dtype).mantissa;
-    bias = small_float(dtype).bias;
-  }
-  constexpr uint64_t kSpecialSigns = 3;
-  for (size_t i = 0; i < count; ++i) {
-    const uint64_t bits = random.bits();
-    uint64_t code = bits;
-    const uint64_t kind = bits >> 59 & 31;
-    if (kind >= 2) {
-      const auto exponent = static_cast<uint64_t>(bias - 3) + ((bits >> 53) % 7);
-      code = (exponent << mantissa) | (bits & ((uint64_t{1} << mantissa) - 1));
-      code |= (bits >> 58 & 1) << (bytes * 8 - 1);
-    } else if (kind == 1 && (bits >> 40 & kSpecialSigns) == 0) {
-      code = (bits >> 42 & 1) << (bytes * 8 - 1);  // a zero
-    } else if (kind == 1 && (bits >> 40 & kSpecialSigns) == 1) {
-      const uint64_t all_ones =
-          (uint64_t{1} << (bytes * 8 - 1 - static_cast<size_t>(mantissa))) - 1;
-      code = all_ones << mantissa | (bits >> 42 & 1)
-                                        << (bytes * 8 - 1);  // infinity, where there is
-    }
-    std::memcpy(to + i * bytes, &code, bytes);
+template <class Int>
+Int combine_integers(mep_op_t op, Int a, Int b) {
+  // Bits beyond the type's are cut off again; a sign that fills them is wanted.
+  const auto x = static_cast<uint64_t>(static_cast<int64_t>(a));
+  const auto y = static_cast<uint64_t>(static_cast<int64_t>(b));
+  switch (op) {
+    case MEP_SUM:
+      return static_cast<Int>(x + y);
+    case MEP_PROD:
+      return static_cast<Int>(x * y);
+    case MEP_MIN:
+      return std::min(a, b);
+    case MEP_MAX:
+      return std::max(a, b);
+    case MEP_AND:
+      return static_cast<Int>(x & y);
+    case MEP_OR:
+      return static_cast<Int>(x | y);
+    default:
+      return static_cast<Int>(x ^ y);
   }
 }
 
-}  // namespace mep_test
+// The inputs' elements in their order; divisor: of an average.
+inline void reduce(mep_dtype_t dtype, mep_op_t op, const uint8_t* const* inputs, size_t n_inputs,
+                   size_t count, size_t divisor, uint8_t* out) {
+  const size_t bytes = element_bytes(dtype);
+  const auto run = [&](const auto& value, const auto& combine, const auto& put) {
+    for (size_t at = 0; at < count * bytes; at += bytes) {
+      auto total = value(inputs[0] + at);
+      for (size_t i = 1; i < n_inputs; ++i) total = combine(op, total, value(inputs[i] + at));
+      put(out + at, total);
+    }
+  };
+  const auto run_floats = [&](const auto& value) {
+    using Float = std::decay_t<decltype(value(out))>;
+    run(value, combine_floats<Float>, [&](uint8_t* to, Float total) {
+      const volatile Float mean = total / static_cast<Float>(divisor);
+      store_number(dtype, op == MEP_AVG ? mean : total, to);
+    });
+  };
+  with_integer(dtype, [&](auto zero) {
+    using Int = decltype(zero);
+    run(load<Int>, combine_integers<Int>, store<Int>);
+  });
+  if (dtype == MEP_BOOL) {
+    const auto truth = [](const uint8_t* from) { return static_cast<uint8_t>(*from != 0 ? 1 : 0); };
+    run(truth, combine_integers<uint8_t>, store<uint8_t>);
+  }
+  if (dtype == MEP_FLOAT64)
+    return run_floats([](const uint8_t* from) { return load<double>(from); });
+  if (is_float(dtype)) run_floats([&](const uint8_t* from) { return load_number(dtype, from); });
+}
+
+using Bytes = std::vector<uint8_t>;
+
+inline Bytes reduced(mep_dtype_t dtype, mep_op_t op, const std::vector<const uint8_t*>& inputs,
+                     size_t count) {
+  Bytes result(count * element_bytes(dtype));
+  reduce(dtype, op, inputs.data(), inputs.size(), count, inputs.size(), result.data());
+  return result;
+}
+
+// Mostly of a size around 1, so that sums depend on order and rounding; some zeros of both signs, some at the borders
+// of the format, and some of any bits.
+inline uint64_t float_bits(uint64_t random, size_t bytes, int mantissa, int bias) {
+  const uint64_t sign = (random >> 63) << (bytes * 8 - 1);
+  const uint64_t normal = uint64_t{1} << mantissa;  // the smallest
+  const uint64_t infinity = (uint64_t{1} << (bytes * 8 - 1)) - normal;
+  const uint64_t kind = random >> 56 & 0x7f;
+  if (kind < 4) return sign;
+  if (kind < 10) return scrambled(random);
+  if (kind < 14) {
+    const uint64_t borders[] = {
+        1, normal - 1, normal, infinity - 1, infinity, infinity + 1, infinity + normal / 2};
+    return sign | borders[random % std::size(borders)];
+  }
+  const uint64_t exponent = static_cast<uint64_t>(bias - 3) + (random >> 52 & 7);
+  return sign | exponent << mantissa | (random & (normal - 1));
+}
+
+// Element `index` of the contribution that `key` names, at `to`.
+inline void make_element(mep_dtype_t dtype, uint64_t key, uint64_t index, uint8_t* to) {
+  uint64_t bits = scrambled(key + index * 0x9e3779b97f4a7c15u);
+  const size_t bytes = element_bytes(dtype);
+  if (dtype == MEP_FLOAT64) {
+    bits = float_bits(bits, bytes, 52, 1023);
+  } else if (dtype == MEP_FLOAT32) {
+    bits = float_bits(bits, bytes, 23, 127);
+  } else if (const SmallFormat* format = small_format(dtype); format != nullptr) {
+    bits = float_bits(bits, bytes, format->mantissa(), format->bias());
+  } else if (dtype == MEP_BOOL) {
+    // Truth values are 0 and 1, and now and then another byte that is not 0.
+    bits = bits >> 60 == 15 ? bits & 0xff : bits & 1;
+  }
+  std::memcpy(to, &bits, bytes);
+}
+inline void make_elements(mep_dtype_t dtype, uint64_t key, size_t count, uint8_t* to) {
+  const size_t bytes = element_bytes(dtype);
+  for (size_t i = 0; i < count; ++i) make_element(dtype, key, i, to + i * bytes);
+}
+
+}  // namespace mep_reference

@@ -10,24 +10,11 @@
 
 #include "mep.h"
 #include "support/coll_reference.hpp"
+#include "support/ep_reference.hpp"
 
 namespace mep_test {
 
-inline float element_value(mep_dtype_t dtype, const uint8_t* from) {
-  if (dtype == MEP_FLOAT32) return load<float>(from);
-  const uint32_t code = element_bytes(dtype) == 1 ? *from : load<uint16_t>(from);
-  return static_cast<float>(small_float(dtype).decode(code));
-}
-
-inline void store_element(mep_dtype_t dtype, float value, uint8_t* to) {
-  if (dtype == MEP_FLOAT32) {
-    store(to, value);
-  } else if (element_bytes(dtype) == 1) {
-    *to = static_cast<uint8_t>(small_float(dtype).encode(static_cast<double>(value)));
-  } else {
-    store(to, static_cast<uint16_t>(small_float(dtype).encode(static_cast<double>(value))));
-  }
-}
+using namespace mep_reference;
 
 // A row as it travels.
 struct WireRow {
@@ -139,7 +126,7 @@ struct EpCase {
     for (uint32_t i = 0; i < hidden; ++i) {
       if (i % 128 == 0) magnitude = std::ldexp(1.0f, static_cast<int>(random.below(20)) - 10);
       const auto unit = static_cast<float>(static_cast<int64_t>(random.below(20001)) - 10000);
-      store_element(input, unit * 1e-4f * magnitude, row.data() + i * element_bytes(input));
+      store_number(input, unit * 1e-4f * magnitude, row.data() + i * element_bytes(input));
     }
     return row;
   }
@@ -157,9 +144,7 @@ struct EpCase {
       return {x, input == MEP_FLOAT8_E4M3 ? x_scales_row(rank, round, token) : Bytes()};
     }
     WireRow row{Bytes(hidden), Bytes(scale_bytes())};
-    for (size_t group = 0; group < groups(); ++group) {
-      quantise_group(x, group, &row);
-    }
+    quantize(input, x.data(), hidden, scale_type, row.values.data(), row.scales.data());
     return row;
   }
 
@@ -184,7 +169,7 @@ struct EpCase {
     Bytes row(combine_bytes());
     for (uint32_t i = 0; i < hidden; ++i) {
       const auto unit = static_cast<float>(static_cast<int64_t>(random.below(200001)) - 100000);
-      store_element(combine, unit * 3e-5f, row.data() + i * element_bytes(combine));
+      store_number(combine, unit * 3e-5f, row.data() + i * element_bytes(combine));
     }
     return row;
   }
@@ -202,8 +187,8 @@ struct EpCase {
     RandomStream random = stream(9, round);
     Bytes row(combine_bytes());
     for (uint32_t i = 0; i < hidden; ++i) {
-      store_element(combine, static_cast<float>(random.below(100)) * 0.01f,
-                    row.data() + i * element_bytes(combine));
+      store_number(combine, static_cast<float>(random.below(100)) * 0.01f,
+                   row.data() + i * element_bytes(combine));
     }
     return row;
   }
@@ -229,15 +214,7 @@ struct EpCase {
       if (!missing(place)) present = present + weight[at];
       any_missing = any_missing || missing(place);
     }
-    std::vector<float> sum(hidden, 0.0f);
-    const auto add = [&](const Bytes& row, float factor) {
-      for (uint32_t i = 0; i < hidden; ++i) {
-        const volatile float product =
-            factor * element_value(combine, row.data() + i * element_bytes(combine));
-        const volatile float total = sum[i] + product;
-        sum[i] = total;
-      }
-    };
+    RowSum sum(combine, hidden);
     for (uint32_t k = 0; k < top_k; ++k) {
       const size_t at = size_t{token} * top_k + k;
       const int64_t place = place_of(route[at], rank, token);
@@ -247,14 +224,10 @@ struct EpCase {
         const volatile float ratio = all / present;
         factor = factor * ratio;
       }
-      add(y_row(static_cast<uint32_t>(place), rank, round, token), factor);
+      sum.add(y_row(static_cast<uint32_t>(place), rank, round, token).data(), factor);
     }
-    if (bias) add(bias_row(round), 1);
-    Bytes out(combine_bytes());
-    for (uint32_t i = 0; i < hidden; ++i) {
-      store_element(combine, sum[i], out.data() + i * element_bytes(combine));
-    }
-    return out;
+    if (bias) sum.add(bias_row(round).data());
+    return sum.row();
   }
 
   mep_ep_config_t config() const {
@@ -285,32 +258,6 @@ struct EpCase {
              slotted ? "slotted" : "packed", mapped_experts ? " map" : "",
              own_memory ? " own memory" : "", strided ? " strided" : "");
     return text;
-  }
-
- private:
-  void quantise_group(const Bytes& x, size_t group, WireRow* row) const {
-    const size_t begin = group * 128;
-    const size_t end = std::min<size_t>(hidden, begin + 128);
-    const auto value = [&](size_t i) {
-      return element_value(input, x.data() + i * element_bytes(input));
-    };
-    float largest = 1e-4f;
-    for (size_t i = begin; i < end; ++i) largest = std::max(largest, std::fabs(value(i)));
-    const volatile float scale = largest * (1.0f / 448.0f);
-    volatile float factor = 448.0f / largest;
-    if (scale_type == MEP_SCALE_FLOAT32) {
-      store(row->scales.data() + group * 4, static_cast<float>(scale));
-    } else {
-      int exponent = 0;
-      const float fraction = std::frexp(scale, &exponent);
-      const int e = fraction == 0.5f ? exponent - 1 : exponent;
-      row->scales[group] = static_cast<uint8_t>(e + 127);
-      factor = std::ldexp(1.0f, -e);
-    }
-    for (size_t i = begin; i < end; ++i) {
-      const volatile float scaled = value(i) * factor;
-      store_element(MEP_FLOAT8_E4M3, scaled, row->values.data() + i);
-    }
   }
 };
 

@@ -77,21 +77,21 @@ struct ExpandedCase : EpCase {
   Bytes sum(int rank, uint64_t round, uint64_t made, uint32_t token,
             const std::vector<uint8_t>& gone) const {
     const std::vector<int64_t> route = routing(rank, round);
-    std::vector<float> all(hidden, 0.0f);
+    RowSum all(combine, hidden);
     for (int owner = 0; owner < ranks; ++owner) {
       if (is_gone(gone, owner)) continue;
-      std::vector<float> there(hidden, 0.0f);
+      RowSum there(combine, hidden);
       bool any = false;
       for (uint32_t k = 0; k < top_k; ++k) {
         const int64_t place = route[size_t{token} * top_k + k];
         if (place < 0 || static_cast<int>(place / local_experts) != owner) continue;
-        add(y_row(static_cast<uint32_t>(place), rank, made, token), &there);
+        there.add(y_row(static_cast<uint32_t>(place), rank, made, token).data());
         any = true;
       }
-      if (any) add(rounded(there), &all);
+      if (any) all.add(there.row().data());
     }
-    if (bias) add(bias_row(made), &all);
-    return rounded(all);
+    if (bias) all.add(bias_row(made).data());
+    return all.row();
   }
 
   static bool is_gone(const std::vector<uint8_t>& gone, int64_t rank) {
@@ -107,20 +107,6 @@ struct ExpandedCase : EpCase {
       rows->push_back({source, at / top_k, static_cast<uint32_t>(place) % local_experts,
                        dispatch_weights ? weight[at] : 1.0f});
     }
-  }
-  void add(const Bytes& row, std::vector<float>* sum) const {
-    for (uint32_t i = 0; i < hidden; ++i) {
-      const volatile float total =
-          (*sum)[i] + element_value(combine, row.data() + i * element_bytes(combine));
-      (*sum)[i] = total;
-    }
-  }
-  Bytes rounded(const std::vector<float>& sum) const {
-    Bytes row(combine_bytes());
-    for (uint32_t i = 0; i < hidden; ++i) {
-      store_element(combine, sum[i], row.data() + i * element_bytes(combine));
-    }
-    return row;
   }
 };
 

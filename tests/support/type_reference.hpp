@@ -1,110 +1,62 @@
-// Types as the references have them, of the tests, of mep_perf --check and of mep_chaos: what is common to references
-// that each reduce in their own way. A list and the C types come from the library's table; arithmetic does not.
+// Types and operators as mep.h describes them, for the references of the tests, of mep_perf --check and of mep_chaos.
+// Nothing here is the library's, not even the sizes.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 #include "mep.h"
-#include "protocol/types.def"
 
 namespace mep_reference {
 
-#define MEP_TYPE_NUMBER(with, number, constant, ...) MEP_##constant,
-inline constexpr mep_dtype_t kAllTypes[] = {MEP_TYPES(MEP_TYPE_NUMBER, )};
-#undef MEP_TYPE_NUMBER
+inline constexpr mep_dtype_t kAllTypes[] = {
+    MEP_INT8,    MEP_UINT8,   MEP_INT16,  MEP_UINT16,      MEP_INT32,
+    MEP_UINT32,  MEP_INT64,   MEP_UINT64, MEP_FLOAT16,     MEP_BFLOAT16,
+    MEP_FLOAT32, MEP_FLOAT64, MEP_BOOL,   MEP_FLOAT8_E4M3, MEP_FLOAT8_E5M2};
+inline constexpr mep_op_t kAllOps[] = {MEP_SUM, MEP_PROD, MEP_MIN, MEP_MAX,
+                                       MEP_AVG, MEP_AND,  MEP_OR,  MEP_XOR};
 
 // 0: no type.
 constexpr size_t element_bytes(mep_dtype_t dtype) {
-  switch (dtype) {
-#define MEP_TYPE_SIZE(with, number, constant, kind, element, ...) \
-  case MEP_##constant:                                            \
-    return sizeof(element);
-    MEP_TYPES(MEP_TYPE_SIZE, )  // NOLINT(bugprone-branch-clone): a line a type
-#undef MEP_TYPE_SIZE
-    default:
-      return 0;
-  }
+  constexpr uint8_t kBytes[] = {0, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 1, 1, 1};
+  return dtype < std::size(kBytes) ? kBytes[dtype] : 0;
 }
 
-enum class Class { Integer, Float, Bool, None };
-
-constexpr Class class_of(mep_dtype_t dtype) {
-  switch (dtype) {
-#define MEP_TYPE_CLASS(with, number, constant, kind, ...) \
-  case MEP_##constant:                                    \
-    return Class::kind;
-    MEP_TYPES(MEP_TYPE_CLASS, )  // NOLINT(bugprone-branch-clone): a line a type
-#undef MEP_TYPE_CLASS
-    default:
-      return Class::None;
-  }
-}
 constexpr bool is_float(mep_dtype_t dtype) {
-  return class_of(dtype) == Class::Float;
+  return (dtype >= MEP_FLOAT16 && dtype <= MEP_FLOAT64) || dtype == MEP_FLOAT8_E4M3 ||
+         dtype == MEP_FLOAT8_E5M2;
+}
+
+// Whether mep.h has this pair.
+constexpr bool pair_exists(mep_dtype_t dtype, mep_op_t op) {
+  if (op == MEP_AND || op == MEP_OR || op == MEP_XOR) return !is_float(dtype);
+  if (dtype == MEP_BOOL) return op == MEP_MIN || op == MEP_MAX;
+  return op != MEP_AVG || is_float(dtype);
 }
 
 // Calls visit with a 0 of the C type of an integer.
 template <class Visit>
 void with_integer(mep_dtype_t dtype, Visit&& visit) {
   switch (dtype) {
-#define MEP_TYPE_VISIT(with, number, constant, kind, element, ...)  \
-  case MEP_##constant:                                              \
-    if constexpr (Class::kind == Class::Integer) visit(element{0}); \
-    break;
-    MEP_TYPES(MEP_TYPE_VISIT, )  // NOLINT(bugprone-branch-clone): a line a type
-#undef MEP_TYPE_VISIT
+    case MEP_INT8:
+      return visit(int8_t{0});
+    case MEP_UINT8:
+      return visit(uint8_t{0});
+    case MEP_INT16:
+      return visit(int16_t{0});
+    case MEP_UINT16:
+      return visit(uint16_t{0});
+    case MEP_INT32:
+      return visit(int32_t{0});
+    case MEP_UINT32:
+      return visit(uint32_t{0});
+    case MEP_INT64:
+      return visit(int64_t{0});
+    case MEP_UINT64:
+      return visit(uint64_t{0});
     default:
-      break;
-  }
-}
-
-// One step of a reduction of integers.
-template <class Int>
-Int combine_integers(mep_dtype_t, mep_op_t op, Int a, Int b) {
-  // Bits beyond the type's are cut off again; a sign that fills them is wanted.
-  const auto x = static_cast<uint64_t>(static_cast<int64_t>(a));
-  const auto y = static_cast<uint64_t>(static_cast<int64_t>(b));
-  switch (op) {
-    case MEP_SUM:
-      return static_cast<Int>(x + y);
-    case MEP_PROD:
-      return static_cast<Int>(x * y);
-    case MEP_MIN:
-      return std::min(a, b);
-    case MEP_MAX:
-      return std::max(a, b);
-    case MEP_AND:
-      return static_cast<Int>(x & y);
-    case MEP_OR:
-      return static_cast<Int>(x | y);
-    default:
-      return static_cast<Int>(x ^ y);
-  }
-}
-
-// A float of 8 or 16 bits; of no other type: bits is 0.
-struct FloatFormat {
-  int bits;
-  int mantissa;
-  int bias;
-  bool infinities;  // else the largest codes are values and 0x7f.. is the only NaN
-  uint32_t nan;
-};
-
-constexpr FloatFormat float_format(mep_dtype_t dtype) {
-  switch (dtype) {
-    case MEP_FLOAT16:
-      return {16, 10, 15, true, 0x7e00};
-    case MEP_BFLOAT16:
-      return {16, 7, 127, true, 0x7fc0};
-    case MEP_FLOAT8_E4M3:
-      return {8, 3, 7, false, 0x7f};
-    case MEP_FLOAT8_E5M2:
-      return {8, 2, 15, true, 0x7f};
-    default:
-      return {};
+      return;
   }
 }
 

@@ -186,7 +186,7 @@ void add_allreduce(const std::string& placement, const Case& c, Traffic* traffic
   const std::string hosts = host_letters(placement);
   const uint64_t each = ranks_on(placement, hosts[0]);
   const uint64_t element = element_bytes(c.dtype);
-  const uint64_t sum = is_float_type(c.dtype) && element < 4 ? 4 : element;
+  const uint64_t sum = is_float(c.dtype) && element < 4 ? 4 : element;
   const uint64_t slice = std::min(kChunk / each / element, kChunk / sum) * element / 64 * 64;
   const uint64_t chunks = pieces(c.count * element, slice * each);
   for (size_t i = 0; i + 1 < hosts.size(); ++i) {

@@ -74,25 +74,14 @@ struct ThroughputCase {
   }
 
   Bytes combined_row(int rank, uint64_t routed, uint64_t round, uint32_t token, int gone) const {
-    std::vector<float> sum(ep.hidden, 0.0f);
-    const auto add = [&](const Bytes& row) {
-      for (uint32_t i = 0; i < ep.hidden; ++i) {
-        const volatile float total =
-            sum[i] + element_value(ep.combine, row.data() + i * element_bytes(ep.combine));
-        sum[i] = total;
-      }
-    };
+    RowSum sum(ep.combine, ep.hidden);
     for (int owner = 0; owner < ep.ranks; ++owner) {
       if (owner != gone && goes_to(owner, rank, routed, token)) {
-        add(y_row(owner, rank, round, token));
+        sum.add(y_row(owner, rank, round, token).data());
       }
     }
-    if (ep.bias) add(ep.bias_row(round));
-    Bytes out(ep.combine_bytes());
-    for (uint32_t i = 0; i < ep.hidden; ++i) {
-      store_element(ep.combine, sum[i], out.data() + i * element_bytes(ep.combine));
-    }
-    return out;
+    if (ep.bias) sum.add(ep.bias_row(round).data());
+    return sum.row();
   }
 };
 

@@ -3,7 +3,7 @@
 // are rounded one after the other.
 #include <memory>
 
-#include "kernel_oracle.hpp"
+#include "kernel_fixture.hpp"
 
 using namespace mep_test;
 
@@ -17,18 +17,11 @@ constexpr size_t kMaxBytes = 7168 * 4;
 
 std::vector<uint8_t> combine_plainly(mep_dtype_t dtype, const std::vector<const void*>& rows,
                                      const float* weights, size_t hidden) {
-  std::vector<uint8_t> out(hidden * size_of(dtype));
-  for (size_t i = 0; i < hidden; ++i) {
-    volatile float total = 0;
-    for (size_t row = 0; row < rows.size(); ++row) {
-      const uint8_t* from = static_cast<const uint8_t*>(rows[row]) + i * size_of(dtype);
-      const volatile float weight = weights != nullptr ? weights[row] : 1;
-      const volatile float product = weight * element_to_float(dtype, from);
-      total = total + product;
-    }
-    float_to_element(dtype, total, out.data() + i * size_of(dtype));
+  RowSum sum(dtype, hidden);
+  for (size_t row = 0; row < rows.size(); ++row) {
+    sum.add(rows[row], weights != nullptr ? weights[row] : 1);
   }
-  return out;
+  return sum.row();
 }
 
 struct Fixture {
@@ -43,15 +36,15 @@ struct Fixture {
 
 void check_combine(Fixture& fixture, mep_dtype_t dtype, size_t n_rows, size_t hidden,
                    RandomStream& random) {
-  const size_t bytes = hidden * size_of(dtype);
+  const size_t bytes = hidden * element_bytes(dtype);
   std::vector<const void*> rows;
   std::vector<float> weights;
   for (size_t row = 0; row < n_rows; ++row) {
     uint8_t* to = fixture.memory[row]->at_end(bytes);
     for (size_t i = 0; i < hidden; ++i) {
-      uint8_t* place = to + i * size_of(dtype);
-      float_to_element(dtype, static_cast<float>(random.real(-4, 4)), place);
-      if (random.below(64) == 0) fill_float_element(dtype, random, place);
+      uint8_t* place = to + i * element_bytes(dtype);
+      store_number(dtype, static_cast<float>(random.real(-4, 4)), place);
+      if (random.below(64) == 0) make_element(dtype, random.bits(), 0, place);
     }
     rows.push_back(to);
     weights.push_back(static_cast<float>(random.real(-1, 1)));

@@ -2,7 +2,7 @@
 // Conversions: every code of every small type, every rounding boundary of every small type, and
 // random float32, at all SIMD levels and in the scalar functions, against a search in the table of
 // values.
-#include "kernel_oracle.hpp"
+#include "kernel_fixture.hpp"
 #include "kernels/host/scalar_convert.hpp"
 
 using namespace mep_test;
@@ -44,11 +44,11 @@ uint32_t bits_of(float value) {
 }
 
 std::vector<uint8_t> expected_codes(mep_dtype_t dtype, const std::vector<float>& values) {
-  std::vector<uint8_t> codes(values.size() * size_of(dtype));
+  std::vector<uint8_t> codes(values.size() * element_bytes(dtype));
   for (size_t i = 0; i < values.size(); ++i) {
-    float_to_element(dtype, values[i], codes.data() + i * size_of(dtype));
+    store_number(dtype, values[i], codes.data() + i * element_bytes(dtype));
     uint32_t code = 0;
-    std::memcpy(&code, codes.data() + i * size_of(dtype), size_of(dtype));
+    std::memcpy(&code, codes.data() + i * element_bytes(dtype), element_bytes(dtype));
     if (dtype != MEP_FLOAT32 && scalar_encode(dtype, values[i]) != code) {
       fail_msg("scalar, dtype %u: %a became 0x%x, not 0x%x", dtype, static_cast<double>(values[i]),
                scalar_encode(dtype, values[i]), code);
@@ -63,9 +63,9 @@ void check_encode(mep_dtype_t dtype, const std::vector<float>& values) {
     std::vector<uint8_t> actual(expected.size());
     level.kernels->from_f32[dtype](values.data(), actual.data(), values.size());
     for (size_t i = 0; i < values.size(); ++i) {
-      const size_t at = i * size_of(dtype);
-      check_bytes(expected.data() + at, actual.data() + at, size_of(dtype), "%s dtype %u of %a",
-                  level.name, dtype, static_cast<double>(values[i]));
+      const size_t at = i * element_bytes(dtype);
+      check_bytes(expected.data() + at, actual.data() + at, element_bytes(dtype),
+                  "%s dtype %u of %a", level.name, dtype, static_cast<double>(values[i]));
     }
   }
 }
@@ -100,11 +100,11 @@ void special_and_random_values(void**) {
                                57344,  61440,   65504,         65519,      65520};
   const uint32_t odd_nans[] = {0x7f800001u, 0xff800001u, 0x7fffffffu, 0xffffffffu, 0x7fbfffffu};
   for (const uint32_t bits : odd_nans) {
-    values.push_back(load_as<float>(reinterpret_cast<const uint8_t*>(&bits)));
+    values.push_back(load<float>(reinterpret_cast<const uint8_t*>(&bits)));
   }
   for (size_t i = 0; i < 300000; ++i) {
     const uint32_t bits = static_cast<uint32_t>(random.bits());
-    values.push_back(load_as<float>(reinterpret_cast<const uint8_t*>(&bits)));
+    values.push_back(load<float>(reinterpret_cast<const uint8_t*>(&bits)));
     values.push_back(static_cast<float>(random.real(-70000, 70000)));
     values.push_back(static_cast<float>(
         std::ldexp(random.real(-2, 2), static_cast<int>(random.below(50)) - 30)));
@@ -115,10 +115,10 @@ void special_and_random_values(void**) {
 
 void every_code_decodes(void**) {
   for (const mep_dtype_t dtype : kSmallTypes) {
-    const uint32_t count = size_of(dtype) == 1 ? 256 : 65536;
-    std::vector<uint8_t> codes(count * size_of(dtype));
+    const uint32_t count = element_bytes(dtype) == 1 ? 256 : 65536;
+    std::vector<uint8_t> codes(count * element_bytes(dtype));
     for (uint32_t code = 0; code < count; ++code) {
-      std::memcpy(codes.data() + code * size_of(dtype), &code, size_of(dtype));
+      std::memcpy(codes.data() + code * element_bytes(dtype), &code, element_bytes(dtype));
     }
     for (const Level& level : levels()) {
       std::vector<float> actual(count);
@@ -140,8 +140,8 @@ void lengths_and_bounds(void**) {
   RandomStream random(mix(test_seed(), 2));
   GuardedMemory in(4096);
   GuardedMemory out(4096);
-  for (const mep_dtype_t dtype : mep_reference::kAllTypes) {
-    if (!is_floating(dtype) || dtype == MEP_FLOAT64) continue;
+  for (const mep_dtype_t dtype : kAllTypes) {
+    if (!is_float(dtype) || dtype == MEP_FLOAT64) continue;
     for (size_t count = 0; count < 150; ++count) {
       std::vector<float> values(count);
       for (float& value : values) value = static_cast<float>(random.real(-500, 500));
@@ -162,8 +162,8 @@ void lengths_and_bounds(void**) {
         to = out.at_end(count * 4);
         level.kernels->to_f32[dtype](from, reinterpret_cast<float*>(to), count);
         for (size_t i = 0; i < count; ++i) {
-          const float expected = element_to_float(dtype, codes.data() + i * size_of(dtype));
-          assert_int_equal(bits_of(load_as<float>(to + 4 * i)), bits_of(expected));
+          const float expected = load_number(dtype, codes.data() + i * element_bytes(dtype));
+          assert_int_equal(bits_of(load<float>(to + 4 * i)), bits_of(expected));
         }
         assert_true(out.intact_outside(to, count * 4));
       }
@@ -178,13 +178,13 @@ void public_functions(void**) {
     uint8_t actual[10];
     float back[5];
     for (size_t i = 0; i < 5; ++i)
-      float_to_element(dtype, values[i], expected + i * size_of(dtype));
+      store_number(dtype, values[i], expected + i * element_bytes(dtype));
     mep::convert_from_f32(dtype, values, actual, 5);
-    assert_memory_equal(actual, expected, 5 * size_of(dtype));
+    assert_memory_equal(actual, expected, 5 * element_bytes(dtype));
     mep::convert_to_f32(dtype, actual, back, 5);
     for (size_t i = 0; i < 4; ++i) {
       assert_int_equal(bits_of(back[i]),
-                       bits_of(element_to_float(dtype, expected + i * size_of(dtype))));
+                       bits_of(load_number(dtype, expected + i * element_bytes(dtype))));
     }
     assert_int_equal(bits_of(back[4]), 0x7fc00000u);
   }

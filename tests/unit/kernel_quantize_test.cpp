@@ -3,7 +3,7 @@
 // a time: all lengths up to three groups and real hidden sizes, all token types and SIMD levels.
 #include <cfloat>
 
-#include "kernel_oracle.hpp"
+#include "kernel_fixture.hpp"
 
 using namespace mep_test;
 
@@ -19,59 +19,22 @@ struct Expected {
   std::vector<uint8_t> scales_ue8m0;
 };
 
-uint8_t encode_product(float x, float factor) {
-  const volatile float product = x * factor;
-  return static_cast<uint8_t>(small_format(MEP_FLOAT8_E4M3)->encode(product));
-}
-
-// ceil(log2(value)) of a positive finite value.
-int ceil_log2(float value) {
-  int exponent = 0;
-  const float fraction = std::frexp(value, &exponent);
-  return fraction == 0.5f ? exponent - 1 : exponent;
-}
-
-Expected quantize_plainly(const std::vector<float>& x) {
-  Expected expected;
-  for (size_t begin = 0; begin < x.size(); begin += 128) {
-    const size_t end = begin + 128 < x.size() ? begin + 128 : x.size();
-    float a = 1e-4f;
-    for (size_t i = begin; i < end; ++i) {
-      if (!std::isnan(x[i]) && std::fabs(x[i]) > a) a = std::fabs(x[i]);
-    }
-    const float one_of_448 = 1.0f / 448.0f;
-    const float scale = a * one_of_448;
-    const float factor = 448.0f / a;
-    const int e = std::isinf(a) ? 128 : ceil_log2(scale);
-    expected.scales.push_back(scale);
-    expected.scales_ue8m0.push_back(static_cast<uint8_t>(e + 127));
-    for (size_t i = begin; i < end; ++i) {
-      expected.q.push_back(encode_product(x[i], factor));
-      uint8_t code = encode_product(x[i], static_cast<float>(std::ldexp(1.0, -e)));
-      // 256 * 2^120 would be infinite.
-      if (e == 120 && (code & 0x7f) == 0x78) --code;
-      expected.q_ue8m0.push_back(code);
-    }
-  }
-  return expected;
-}
-
 // Rows of very different size per group; `kind` chooses what is special about them.
 std::vector<uint8_t> make_row(mep_dtype_t dtype, size_t hidden, size_t kind, RandomStream& random) {
-  std::vector<uint8_t> row(hidden * size_of(dtype));
+  std::vector<uint8_t> row(hidden * element_bytes(dtype));
   double magnitude = 1;
   for (size_t i = 0; i < hidden; ++i) {
     if (i % 128 == 0) magnitude = std::ldexp(1.0, static_cast<int>(random.below(40)) - 25);
-    uint8_t* to = row.data() + i * size_of(dtype);
-    float_to_element(dtype, static_cast<float>(random.real(-magnitude, magnitude)), to);
-    if (kind == 1) fill_float_element(dtype, random, to);
-    if (kind == 2) float_to_element(dtype, i % 3 == 0 ? -0.0f : 0.0f, to);
-    if (kind == 3 && i == hidden / 2) float_to_element(dtype, NAN, to);
-    if (kind == 4 && i == hidden / 2) float_to_element(dtype, -HUGE_VALF, to);
+    uint8_t* to = row.data() + i * element_bytes(dtype);
+    store_number(dtype, static_cast<float>(random.real(-magnitude, magnitude)), to);
+    if (kind == 1) make_element(dtype, random.bits(), 0, to);
+    if (kind == 2) store_number(dtype, i % 3 == 0 ? -0.0f : 0.0f, to);
+    if (kind == 3 && i == hidden / 2) store_number(dtype, NAN, to);
+    if (kind == 4 && i == hidden / 2) store_number(dtype, -HUGE_VALF, to);
     if (kind == 6 && dtype != MEP_FLOAT16) {
-      float_to_element(dtype, static_cast<float>(random.real(-3.38e38, 3.38e38)), to);
+      store_number(dtype, static_cast<float>(random.real(-3.38e38, 3.38e38)), to);
     }
-    if (kind == 5) float_to_element(dtype, std::ldexp(448.0f, static_cast<int>(i / 128) - 8), to);
+    if (kind == 5) store_number(dtype, std::ldexp(448.0f, static_cast<int>(i / 128) - 8), to);
   }
   return row;
 }
@@ -117,11 +80,11 @@ void check_quantize(const Level& level, mep_dtype_t dtype, const std::vector<uin
 
 std::vector<uint8_t> dequantize_plainly(mep_dtype_t dtype, const std::vector<uint8_t>& q,
                                         const std::vector<float>& scales) {
-  std::vector<uint8_t> values(q.size() * size_of(dtype));
+  std::vector<uint8_t> values(q.size() * element_bytes(dtype));
   for (size_t i = 0; i < q.size(); ++i) {
     const float code = static_cast<float>(small_format(MEP_FLOAT8_E4M3)->decode(q[i]));
     const volatile float product = code * scales[i / 128];
-    float_to_element(dtype, product, values.data() + i * size_of(dtype));
+    store_number(dtype, product, values.data() + i * element_bytes(dtype));
   }
   return values;
 }
@@ -155,9 +118,13 @@ void check_dequantize(const Level& level, mep_dtype_t dtype, const Expected& exp
 
 void check_row(mep_dtype_t dtype, size_t hidden, size_t kind, RandomStream& random) {
   const std::vector<uint8_t> row = make_row(dtype, hidden, kind, random);
-  std::vector<float> x(hidden);
-  for (size_t i = 0; i < hidden; ++i) x[i] = element_to_float(dtype, &row[i * size_of(dtype)]);
-  const Expected expected = quantize_plainly(x);
+  const size_t groups = (hidden + kScaleGroup - 1) / kScaleGroup;
+  Expected expected{std::vector<uint8_t>(hidden), std::vector<float>(groups),
+                    std::vector<uint8_t>(hidden), std::vector<uint8_t>(groups)};
+  quantize(dtype, row.data(), hidden, MEP_SCALE_FLOAT32, expected.q.data(),
+           reinterpret_cast<uint8_t*>(expected.scales.data()));
+  quantize(dtype, row.data(), hidden, MEP_SCALE_UE8M0, expected.q_ue8m0.data(),
+           expected.scales_ue8m0.data());
   for (const Level& level : levels()) {
     check_quantize(level, dtype, row, expected, random);
     check_dequantize(level, dtype, expected);

@@ -3,7 +3,7 @@
 // by bit; aliasing, alignment, memory bounds and the caller's floating-point mode.
 #include <memory>
 
-#include "kernel_oracle.hpp"
+#include "kernel_fixture.hpp"
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -19,108 +19,7 @@ constexpr size_t kMaxCount = 4096;
 constexpr size_t kInputCounts[] = {1, 2, 3, 4, 7, 8, 17};
 constexpr size_t kMaxInputs = 17;
 
-// The pairs that mep.h promises, spelled out.
-bool promised(mep_dtype_t dtype, mep_op_t op) {
-  switch (op) {
-    case MEP_SUM:
-    case MEP_PROD:
-      return dtype != MEP_BOOL;
-    case MEP_MIN:
-    case MEP_MAX:
-      return true;
-    case MEP_AVG:
-      return is_floating(dtype);
-    default:
-      return !is_floating(dtype);
-  }
-}
-
-template <class T>
-T combine_float(mep_op_t op, T a, T b) {
-  volatile T result = 0;
-  if (op == MEP_SUM || op == MEP_AVG) {
-    result = a + b;
-  } else if (op == MEP_PROD) {
-    result = a * b;
-  } else if (std::isnan(a) || std::isnan(b)) {
-    result = std::numeric_limits<T>::quiet_NaN();
-  } else {
-    const bool a_first = a < b || (a == b && std::signbit(a));
-    result = (op == MEP_MIN) == a_first ? a : b;
-  }
-  return result;
-}
-
-using Inputs = std::vector<const void*>;
-
-const uint8_t* element(const Inputs& inputs, size_t input, size_t offset) {
-  return static_cast<const uint8_t*>(inputs[input]) + offset;
-}
-
-template <class T>
-void expect_integer(mep_dtype_t dtype, mep_op_t op, const Inputs& inputs, size_t offset,
-                    uint8_t* to) {
-  T total = load_as<T>(element(inputs, 0, offset));
-  for (size_t i = 1; i < inputs.size(); ++i) {
-    total = mep_reference::combine_integers<T>(dtype, op, total,
-                                               load_as<T>(element(inputs, i, offset)));
-  }
-  store_as(to, total);
-}
-
-void expect_bool(mep_op_t op, const Inputs& inputs, size_t offset, uint8_t* to) {
-  size_t trues = 0;
-  for (size_t i = 0; i < inputs.size(); ++i) trues += *element(inputs, i, offset) != 0 ? 1 : 0;
-  bool result = trues % 2 != 0;
-  if (op == MEP_AND || op == MEP_MIN) result = trues == inputs.size();
-  if (op == MEP_OR || op == MEP_MAX) result = trues != 0;
-  *to = result ? 1 : 0;
-}
-
-void expect_double(mep_op_t op, const Inputs& inputs, size_t offset, uint32_t divisor,
-                   uint8_t* to) {
-  double total = load_as<double>(element(inputs, 0, offset));
-  for (size_t i = 1; i < inputs.size(); ++i) {
-    total = combine_float<double>(op, total, load_as<double>(element(inputs, i, offset)));
-  }
-  if (op == MEP_AVG) total /= divisor;
-  if (std::isnan(total)) {
-    store_as<uint64_t>(to, 0x7ff8000000000000ull);
-  } else {
-    store_as(to, total);
-  }
-}
-
-void expect_element(mep_dtype_t dtype, mep_op_t op, const Inputs& inputs, size_t offset,
-                    uint32_t divisor, uint8_t* to) {
-  mep_reference::with_integer(
-      dtype, [&](auto zero) { expect_integer<decltype(zero)>(dtype, op, inputs, offset, to); });
-  if (dtype == MEP_BOOL) return expect_bool(op, inputs, offset, to);
-  if (dtype == MEP_FLOAT64) return expect_double(op, inputs, offset, divisor, to);
-  if (!is_floating(dtype)) return;
-  float total = element_to_float(dtype, element(inputs, 0, offset));
-  for (size_t i = 1; i < inputs.size(); ++i) {
-    total = combine_float<float>(op, total, element_to_float(dtype, element(inputs, i, offset)));
-  }
-  if (op == MEP_AVG) {
-    const volatile float quotient = total / static_cast<float>(divisor);
-    total = quotient;
-  }
-  float_to_element(dtype, total, to);
-}
-
-void fill(mep_dtype_t dtype, RandomStream& random, uint8_t* to, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
-    uint8_t* place = to + i * size_of(dtype);
-    if (is_floating(dtype)) {
-      fill_float_element(dtype, random, place);
-    } else {
-      const uint64_t bits = random.bits();
-      std::memcpy(place, &bits, size_of(dtype));
-      if (dtype == MEP_BOOL && random.below(4) != 0) *place = random.below(8) != 0 ? 1 : 0;
-    }
-  }
-}
+using Inputs = std::vector<const uint8_t*>;
 
 // The memory of one case: inputs that end at a faulting page, and an output between canaries.
 struct Fixture {
@@ -146,20 +45,18 @@ struct Fixture {
 
 void check_case(Fixture& fixture, mep_dtype_t dtype, mep_op_t op, size_t n_inputs, size_t count,
                 RandomStream& random) {
-  const size_t bytes = count * size_of(dtype);
+  const size_t bytes = count * element_bytes(dtype);
   const uint32_t divisor = 1 + static_cast<uint32_t>(random.below(20));
   std::vector<uint8_t> expected(bytes + 1);
   Inputs inputs = fixture.place(n_inputs, bytes, random.below(4) != 0);
-  for (size_t i = 0; i < count; ++i) {
-    const size_t offset = i * size_of(dtype);
-    expect_element(dtype, op, inputs, offset, divisor, expected.data() + offset);
-  }
+  const std::vector<const void*> pointers(inputs.begin(), inputs.end());
+  mep_reference::reduce(dtype, op, inputs.data(), n_inputs, count, divisor, expected.data());
   for (const Level& level : levels()) {
     const mep::ReduceFunction reduce = level.kernels->reduce[dtype][op];
     uint8_t* out = random.below(2) != 0 ? fixture.out.at_end(bytes)
                                         : fixture.out.at_start() + random.below(65);
     fixture.out.paint();
-    reduce(out, inputs.data(), n_inputs, count, divisor);
+    reduce(out, pointers.data(), n_inputs, count, divisor);
     check_bytes(expected.data(), out, bytes, "%s dtype %u op %u inputs %zu count %zu", level.name,
                 dtype, op, n_inputs, count);
     if (!fixture.out.intact_outside(out, bytes)) {
@@ -167,8 +64,8 @@ void check_case(Fixture& fixture, mep_dtype_t dtype, mep_op_t op, size_t n_input
     }
     // In place of a random input, which is put back for the next level.
     const size_t place = random.below(n_inputs);
-    uint8_t* alias = static_cast<uint8_t*>(const_cast<void*>(inputs[place]));
-    reduce(alias, inputs.data(), n_inputs, count, divisor);
+    uint8_t* alias = const_cast<uint8_t*>(inputs[place]);
+    reduce(alias, pointers.data(), n_inputs, count, divisor);
     check_bytes(expected.data(), alias, bytes,
                 "%s in place of %zu: dtype %u op %u inputs %zu count %zu", level.name, place, dtype,
                 op, n_inputs, count);
@@ -180,9 +77,10 @@ void check_dtype(void** state) {
   const mep_dtype_t dtype = *static_cast<const mep_dtype_t*>(*state);
   RandomStream random(mix(test_seed(), dtype));
   Fixture fixture;
-  for (auto& content : fixture.content) fill(dtype, random, content.data(), kMaxCount);
+  for (auto& content : fixture.content)
+    make_elements(dtype, random.bits(), kMaxCount, content.data());
   for (mep_op_t op = MEP_SUM; op <= MEP_XOR; ++op) {
-    if (!promised(dtype, op)) continue;
+    if (!pair_exists(dtype, op)) continue;
     for (const size_t n_inputs : kInputCounts) {
       for (const size_t count : kSizes) check_case(fixture, dtype, op, n_inputs, count, random);
     }
@@ -193,7 +91,7 @@ void supported_pairs_have_kernels(void**) {
   for (mep_dtype_t dtype = 0; dtype < 40; ++dtype) {
     for (mep_op_t op = 0; op < 40; ++op) {
       const bool exists =
-          size_of(dtype) != 0 && op >= MEP_SUM && op <= MEP_XOR && promised(dtype, op);
+          element_bytes(dtype) != 0 && op >= MEP_SUM && op <= MEP_XOR && pair_exists(dtype, op);
       assert_int_equal(mep::reduce_supported(dtype, op), exists);
       if (dtype >= mep::kDtypeSlots || op >= mep::kOpSlots) continue;
       for (const Level& level : levels()) {

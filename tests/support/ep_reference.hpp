@@ -1,0 +1,85 @@
+// The arithmetic of expert parallelism, one value at a time: rows in e4m3 with scales, and sums of rows. Shares no code
+// with the library.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "mep.h"
+#include "support/small_floats.hpp"
+
+namespace mep_reference {
+
+inline constexpr size_t kScaleGroup = 128;  // values
+
+// A row of `type` as codes and scales, a float32 or a biased exponent for each group.
+inline void quantize(mep_dtype_t type, const uint8_t* x, size_t hidden, uint32_t scale_type,
+                     uint8_t* codes, uint8_t* scales) {
+  const SmallFormat& e4m3 = *small_format(MEP_FLOAT8_E4M3);
+  const bool is_exponent = scale_type == MEP_SCALE_UE8M0;
+  const auto value = [&](size_t i) { return load_number(type, x + i * element_bytes(type)); };
+  for (size_t begin = 0; begin < hidden; begin += kScaleGroup) {
+    const size_t end = std::min(hidden, begin + kScaleGroup);
+    float largest = 1e-4f;
+    for (size_t i = begin; i < end; ++i) {
+      if (std::fabs(value(i)) > largest) largest = std::fabs(value(i));  // never NaN
+    }
+    const float scale = largest * (1.0f / 448.0f);
+    volatile float factor = 448.0f / largest;
+    int exponent = 0;
+    if (is_exponent) {
+      // The least whose power of two is not below the scale.
+      const bool is_power = std::frexp(scale, &exponent) == 0.5f;
+      exponent = std::isinf(scale) ? 128 : exponent - (is_power ? 1 : 0);
+      factor = static_cast<float>(std::ldexp(1.0, -exponent));
+      *scales++ = static_cast<uint8_t>(exponent + 127);
+    } else {
+      store(scales, scale);
+      scales += sizeof scale;
+    }
+    for (size_t i = begin; i < end; ++i) {
+      const volatile float scaled = value(i) * factor;
+      codes[i] = static_cast<uint8_t>(e4m3.encode(scaled));
+      // Not rounded up to a value that float32 cannot hold.
+      const double back = std::ldexp(std::fabs(e4m3.decode(codes[i])), exponent);
+      if (exponent < 128 && back > std::numeric_limits<float>::max()) --codes[i];
+    }
+  }
+}
+
+// A sum of rows in float32, in the order in which they are added; products are rounded before.
+class RowSum {
+ public:
+  RowSum(mep_dtype_t type, size_t hidden) : type_(type), sum_(hidden, 0.0f) {}
+  void add(const void* row, float factor = 1) {
+    const auto* from = static_cast<const uint8_t*>(row);
+    for (float& sum : sum_) {
+      const volatile float product = factor * load_number(type_, from);
+      const volatile float total = sum + product;
+      sum = total;
+      from += element_bytes(type_);
+    }
+  }
+  void store_to(void* row) const {
+    auto* to = static_cast<uint8_t*>(row);
+    for (const float sum : sum_) {
+      store_number(type_, sum, to);
+      to += element_bytes(type_);
+    }
+  }
+  std::vector<uint8_t> row() const {
+    std::vector<uint8_t> row(sum_.size() * element_bytes(type_));
+    store_to(row.data());
+    return row;
+  }
+
+ private:
+  mep_dtype_t type_;
+  std::vector<float> sum_;
+};
+
+}  // namespace mep_reference
