@@ -15,6 +15,7 @@
 
 #include "abi_rig.hpp"
 #include "support/ep_halves.hpp"
+#include "support/small_floats.hpp"
 
 namespace ep_device {
 
@@ -79,9 +80,9 @@ struct Output {
 };
 
 inline uint16_t bf16(float value) {
-  uint32_t bits = 0;
-  std::memcpy(&bits, &value, 4);
-  return static_cast<uint16_t>(bits >> 16);  // the values here have no more bits
+  uint16_t bits = 0;
+  mep_reference::store_number(MEP_BFLOAT16, value, &bits);
+  return bits;
 }
 
 // live: experts of the first so many ranks are named; the other ranks have no tokens.

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "abi_rig.hpp"
+#include "support/small_floats.hpp"
 
 namespace {
 
@@ -32,12 +33,10 @@ struct Case {
   uint32_t expert(uint32_t at, uint32_t rank, uint32_t token, uint32_t k) const {
     return (at + rank + token + k) % ranks;
   }
-  // A bfloat16 without rounding.
   static uint16_t value(uint32_t at, uint32_t rank) {
-    const auto number = static_cast<float>(1 + rank + 8 * at);
-    uint32_t bits = 0;
-    std::memcpy(&bits, &number, 4);
-    return static_cast<uint16_t>(bits >> 16);
+    uint16_t bits = 0;
+    mep_reference::store_number(MEP_BFLOAT16, 1 + rank + 8 * at, &bits);
+    return bits;
   }
 };
 
@@ -152,9 +151,7 @@ class Rank {
     const mep_result_t result = await(mep_combine(handle_, &terms, &sums, stream_));
     if (result != MEP_SUCCESS || !c_.is_clean(round)) return result;
     // Both terms came, and are of this round.
-    float value = 0;
-    const uint32_t bits = uint32_t{out_.data[0]} << 16;
-    std::memcpy(&value, &bits, 4);
+    const float value = mep_reference::load_number(MEP_BFLOAT16, out_.data);
     GPU_CHECK(value == static_cast<float>(2 * (1 + rank_ + 8 * round)),
               "rank %u of %u, round %u: the sum is %g", rank_, c_.ranks, round, value);
     return result;
