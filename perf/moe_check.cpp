@@ -97,13 +97,10 @@ uint64_t count_throughput_errors(const MoeProblem& problem, const MoeSide& side,
   std::vector<uint16_t> x(shape.hidden);
   uint64_t errors = 0;
   uint64_t rows = 0;
-  for (uint32_t token = 0; token < shape.tokens; ++token) {
+  const int64_t own = int64_t{shape.rank} * shape.experts_per_rank;
+  for (const uint32_t token :
+       mep_reference::tokens_for(experts, shape.top_k, own, own + shape.experts_per_rank)) {
     const size_t first = static_cast<size_t>(token) * shape.top_k;
-    bool is_sent = false;
-    for (size_t at = first; at < first + shape.top_k; ++at) {
-      is_sent = is_sent || (experts[at] >= 0 && experts[at] / shape.experts_per_rank == shape.rank);
-    }
-    if (!is_sent) continue;
     ++rows;
     if (rows > side.received_count(0, source)) continue;
     const ReceivedRow row = side.received_row(0, source, rows - 1);

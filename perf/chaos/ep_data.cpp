@@ -1,7 +1,5 @@
 #include "ep_data.hpp"
 
-#include <algorithm>
-
 #include "numbers.hpp"
 #include "support/ep_reference.hpp"
 
@@ -109,13 +107,9 @@ std::vector<Arrival> EpRound::arrivals(uint32_t local, uint64_t missing) const {
   std::vector<Arrival> result;
   for (uint32_t rank = 0; rank < members_.slots.size(); ++rank) {
     if (has(missing, rank)) continue;
-    const std::vector<int64_t> experts = routing(rank);
-    for (size_t i = 0; i < experts.size(); ++i) {
-      if (experts[i] < first || experts[i] >= first + experts_in_group) continue;
-      const auto token = static_cast<uint32_t>(i / shape_.top_k);
-      const bool is_known =
-          !result.empty() && result.back().rank == rank && result.back().token == token;
-      if (!is_known) result.push_back({rank, token});
+    for (const uint32_t token :
+         mep_reference::tokens_for(routing(rank), shape_.top_k, first, first + experts_in_group)) {
+      result.push_back({rank, token});
     }
   }
   return result;
@@ -135,10 +129,9 @@ void EpRound::combined_row(uint32_t token, uint64_t missing, uint8_t* to) const 
   mep_reference::RowSum sum(shape_.combine, shape_.hidden);
   std::vector<uint8_t> row(combine_bytes());
   for (uint32_t owner = 0; owner < members_.slots.size() && shape_.high_throughput; ++owner) {
-    const auto* const begin = experts.data() + size_t{token} * shape_.top_k;
-    const bool is_sent = std::any_of(begin, begin + shape_.top_k, [&](int64_t expert) {
-      return expert >= 0 && expert / shape_.local_experts == owner;
-    });
+    const int64_t first = int64_t{owner} * shape_.local_experts;
+    const bool is_sent = mep_reference::goes_to(&experts[size_t{token} * shape_.top_k],
+                                                shape_.top_k, first, first + shape_.local_experts);
     if (!is_sent || has(missing, owner)) continue;
     y_row(owner, 0, members_.rank, token, row.data());
     sum.add(row.data());

@@ -108,15 +108,20 @@ struct EpCase {
     return map;
   }
 
-  int64_t place_of(int64_t expert, int rank, uint32_t token) const {
-    if (expert < 0 || !mapped_experts) return expert;
-    const std::vector<int32_t> map = expert_map();
-    std::vector<int32_t> found;
-    for (uint32_t i = 0; i < replicas; ++i) {
-      const int32_t place = map[static_cast<size_t>(expert) * replicas + i];
-      if (place >= 0) found.push_back(place);
+  // [T][K] of routing: the places that the map says.
+  std::vector<int64_t> places_of(int rank, uint64_t round) const {
+    std::vector<int64_t> places = routing(rank, round);
+    const std::vector<int32_t> map = mapped_experts ? expert_map() : std::vector<int32_t>();
+    for (size_t at = 0; at < places.size() && mapped_experts; ++at) {
+      if (places[at] < 0) continue;
+      std::vector<int32_t> found;
+      for (uint32_t i = 0; i < replicas; ++i) {
+        const int32_t place = map[static_cast<size_t>(places[at]) * replicas + i];
+        if (place >= 0) found.push_back(place);
+      }
+      places[at] = found[(at / top_k + static_cast<size_t>(rank)) % found.size()];
     }
-    return found[(token + static_cast<uint32_t>(rank)) % found.size()];
+    return places;
   }
 
   Bytes x_row(int rank, uint64_t round, uint32_t token) const {
@@ -154,10 +159,8 @@ struct EpCase {
     std::vector<ArrivedRow> rows;
     for (int source = 0; source < ranks; ++source) {
       if (!gone.empty() && gone[static_cast<size_t>(source)] != 0) continue;
-      const std::vector<int64_t> route = routing(source, round);
-      for (size_t at = 0; at < route.size(); ++at) {
-        const auto token = static_cast<uint32_t>(at / top_k);
-        if (place_of(route[at], source, token) == int64_t{place}) rows.push_back({source, token});
+      for (const uint32_t token : tokens_for(places_of(source, round), top_k, place, place + 1)) {
+        rows.push_back({source, token});
       }
     }
     return rows;
@@ -196,8 +199,8 @@ struct EpCase {
   // The sum for token `token` of `rank`. gone: ranks whose experts' terms are missing.
   Bytes combined_row(int rank, uint64_t round, uint32_t token, bool renormalize = false,
                      const std::vector<uint8_t>& gone = {}) const {
-    const std::vector<int64_t> route = routing(rank, round);
-    std::vector<float> weight(route.size(), 1.0f);
+    const std::vector<int64_t> places = places_of(rank, round);
+    std::vector<float> weight(places.size(), 1.0f);
     if (dispatch_weights) weight = weights(rank, round, false);
     if (combine_weights) weight = weights(rank, round, true);
     const auto missing = [&](int64_t place) {
@@ -208,7 +211,7 @@ struct EpCase {
     bool any_missing = false;
     for (uint32_t k = 0; k < top_k; ++k) {
       const size_t at = size_t{token} * top_k + k;
-      const int64_t place = place_of(route[at], rank, token);
+      const int64_t place = places[at];
       if (place < 0) continue;
       all = all + weight[at];
       if (!missing(place)) present = present + weight[at];
@@ -217,7 +220,7 @@ struct EpCase {
     RowSum sum(combine, hidden);
     for (uint32_t k = 0; k < top_k; ++k) {
       const size_t at = size_t{token} * top_k + k;
-      const int64_t place = place_of(route[at], rank, token);
+      const int64_t place = places[at];
       if (place < 0 || missing(place)) continue;
       float factor = weight[at];
       if (renormalize && any_missing && present != 0) {

@@ -332,15 +332,9 @@ class ExpandedRound {
     for (int source = 0; source < c_.ranks; ++source) {
       const int64_t begin = row;
       const std::vector<int64_t> route = c_.routing(source, routed_);
-      for (uint32_t token = 0; token * c_.top_k < route.size() && !c_.is_gone(gone, source);
-           ++token) {
-        bool has_expert = false;
-        for (uint32_t k = 0; k < c_.top_k; ++k) {
-          const int64_t place = route[size_t{token} * c_.top_k + k];
-          const bool is_here = place >= 0 && place / c_.local_experts == rank_;
-          has_expert = has_expert || is_here;
-        }
-        if (!has_expert) continue;
+      const int64_t own = int64_t{rank_} * c_.local_experts;
+      for (const uint32_t token : tokens_for(route, c_.top_k, own, own + c_.local_experts)) {
+        if (c_.is_gone(gone, source)) break;
         COLL_CHECK(report_, view_.token_src_info[row] == static_cast<int32_t>(token));
         for (uint32_t k = 0; k < c_.top_k; ++k) {
           const int64_t place = route[size_t{token} * c_.top_k + k];

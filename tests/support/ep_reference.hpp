@@ -51,6 +51,21 @@ inline void quantize(mep_dtype_t type, const uint8_t* x, size_t hidden, uint32_t
   }
 }
 
+// Whether one of a token's K places is in [first, end).
+inline bool goes_to(const int64_t* places, uint32_t top_k, int64_t first, int64_t end) {
+  return std::any_of(places, places + top_k,
+                     [&](int64_t place) { return place >= first && place < end; });
+}
+// The tokens with a place in [first, end), each once. places: [T][K].
+inline std::vector<uint32_t> tokens_for(const std::vector<int64_t>& places, uint32_t top_k,
+                                        int64_t first, int64_t end) {
+  std::vector<uint32_t> tokens;
+  for (uint32_t token = 0; size_t{token} * top_k < places.size(); ++token) {
+    if (goes_to(&places[size_t{token} * top_k], top_k, first, end)) tokens.push_back(token);
+  }
+  return tokens;
+}
+
 // A sum of rows in float32, in the order in which they are added; products are rounded before.
 class RowSum {
  public:

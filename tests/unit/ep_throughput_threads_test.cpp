@@ -28,37 +28,26 @@ struct ThroughputCase {
     return config;
   }
 
-  // [K] of a token: on which rank its experts are, -1 for none.
-  std::vector<int> owners(int source, uint64_t round, uint32_t token) const {
-    const std::vector<int64_t> route = ep.routing(source, round);
-    std::vector<int> found;
-    for (uint32_t k = 0; k < ep.top_k; ++k) {
-      const int64_t place = ep.place_of(route[size_t{token} * ep.top_k + k], source, token);
-      found.push_back(place < 0 ? -1 : static_cast<int>(place / ep.local_experts));
-    }
-    return found;
-  }
-  bool goes_to(int rank, int source, uint64_t round, uint32_t token) const {
-    for (const int owner : owners(source, round, token)) {
-      if (owner == rank) return true;
-    }
-    return false;
+  // Whether a token with these places has a row at `rank`.
+  bool goes_to(int rank, const int64_t* places) const {
+    const int64_t first = int64_t{rank} * ep.local_experts;
+    return mep_reference::goes_to(places, ep.top_k, first, first + ep.local_experts);
   }
 
   std::vector<TokenRow> arrivals(int rank, uint64_t round, int gone) const {
     std::vector<TokenRow> rows;
+    const int64_t first = int64_t{rank} * ep.local_experts;
     for (int source = 0; source < ep.ranks; ++source) {
       if (source == gone) continue;
-      const std::vector<int64_t> route = ep.routing(source, round);
+      const std::vector<int64_t> places = ep.places_of(source, round);
       const std::vector<float> weights = ep.weights(source, round, false);
-      for (uint32_t token = 0; token < ep.tokens(source, round); ++token) {
-        if (!goes_to(rank, source, round, token)) continue;
+      for (const uint32_t token : tokens_for(places, ep.top_k, first, first + ep.local_experts)) {
         TokenRow row{source, token, {}, {}};
         for (uint32_t k = 0; k < ep.top_k; ++k) {
           const size_t at = size_t{token} * ep.top_k + k;
-          const int64_t place = ep.place_of(route[at], source, token);
-          const bool is_here = place >= 0 && static_cast<int>(place / ep.local_experts) == rank;
-          row.local.push_back(is_here ? static_cast<int32_t>(place % ep.local_experts) : -1);
+          const int64_t local = places[at] - first;
+          const bool is_here = local >= 0 && local < ep.local_experts;
+          row.local.push_back(is_here ? static_cast<int32_t>(local) : -1);
           const float weight = ep.dispatch_weights ? weights[at] : 1.0f;
           row.weights.push_back(is_here ? weight : 0.0f);
         }
@@ -74,9 +63,10 @@ struct ThroughputCase {
   }
 
   Bytes combined_row(int rank, uint64_t routed, uint64_t round, uint32_t token, int gone) const {
+    const std::vector<int64_t> places = ep.places_of(rank, routed);
     RowSum sum(ep.combine, ep.hidden);
     for (int owner = 0; owner < ep.ranks; ++owner) {
-      if (owner != gone && goes_to(owner, rank, routed, token)) {
+      if (owner != gone && goes_to(owner, &places[size_t{token} * ep.top_k])) {
         sum.add(y_row(owner, rank, round, token).data());
       }
     }
@@ -269,15 +259,12 @@ class Rank {
     }
     COLL_CHECK(report_, out_->guard_intact() && weights_back_->guard_intact());
     const std::vector<float> weights = ep.weights(rank_, routed_, false);
-    for (uint32_t token = 0; token < ep.tokens(rank_, routed_); ++token) {
-      const std::vector<int> owners = c_.owners(rank_, routed_, token);
-      for (uint32_t k = 0; k < ep.top_k; ++k) {
-        const size_t at = size_t{token} * ep.top_k + k;
-        const bool came = owners[k] >= 0 && owners[k] != gone && gives_weights();
-        const float weight = ep.dispatch_weights ? weights[at] : 1.0f;
-        const float expected = came ? weight + static_cast<float>(round_) : 0.0f;
-        COLL_CHECK(report_, weights_back_->as<float>()[at] == expected);
-      }
+    const std::vector<int64_t> places = ep.places_of(rank_, routed_);
+    for (size_t at = 0; at < places.size(); ++at) {
+      const bool came = places[at] >= 0 && places[at] / ep.local_experts != gone && gives_weights();
+      const float weight = ep.dispatch_weights ? weights[at] : 1.0f;
+      const float expected = came ? weight + static_cast<float>(round_) : 0.0f;
+      COLL_CHECK(report_, weights_back_->as<float>()[at] == expected);
     }
   }
 
