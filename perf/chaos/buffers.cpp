@@ -191,44 +191,28 @@ std::string CallBuffers::check_input(bool says_intact) const {
 }
 
 std::string CallBuffers::check_result(uint64_t ranks) const {
-  if (!is_gotten()) return {};
-  switch (call_.kind) {
-    case CallKind::k_broadcast:
-    case CallKind::k_scatter:
-    case CallKind::k_scatterv:
-      return check_block(root_, receive_);
-    case CallKind::k_allgather:
-    case CallKind::k_allgatherv:
-    case CallKind::k_gather:
-    case CallKind::k_gatherv:
-    case CallKind::k_alltoall:
-    case CallKind::k_alltoallv:
-      return check_blocks(ranks);
-    case CallKind::k_allreduce:
-    case CallKind::k_reduce:
-    case CallKind::k_reduce_scatter:
-    case CallKind::k_reduce_scatterv:
-      return check_reduced(ranks);
-    case CallKind::k_barrier:
-      return {};
-    default:
-      return formatted("nobody here knows what %s gives", mep::name_of(call_.kind));
-  }
-}
-
-// A block of each contributor, and nothing of the others.
-std::string CallBuffers::check_blocks(uint64_t ranks) const {
   const uint8_t* block = receive_;
-  for (uint32_t rank = 0; rank < members_.slots.size(); ++rank) {
-    const size_t bytes = gotten_[rank] * element_;
-    if ((ranks >> rank & 1) != 0) {
-      std::string wrong = check_block(rank, block);
-      if (!wrong.empty()) return wrong;
-    } else if (rank == members_.rank) {
-      return "a success without the caller's contribution";
+  for (size_t i = 0; i < gotten_.size(); ++i) {
+    using mep_reference::Content;
+    const Content content =
+        mep_reference::content_of(call_.kind, root_, members_.rank, members_.slots.size(), i);
+    const auto source = static_cast<uint32_t>(content.source);
+    const size_t bytes = gotten_[i] * element_;
+    const bool is_absent =
+        facts_of(call_.kind).gets_a_block_of_each() && (ranks >> source & 1) == 0;
+    std::string wrong;
+    if (content.how == Content::kNothing) {
+      wrong = formatted("nobody here knows what %s gives", mep::name_of(call_.kind));
+    } else if (content.how == Content::kReduced) {
+      wrong = check_reduced(ranks);
+    } else if (!is_absent) {
+      wrong = check_block(source, block);
+    } else if (source == members_.rank) {
+      wrong = "a success without the caller's contribution";
     } else if (std::any_of(block, block + bytes, [](uint8_t b) { return b != kUntouched; })) {
-      return formatted("block of absent rank %u written", rank);
+      wrong = formatted("block of absent rank %u written", source);
     }
+    if (!wrong.empty()) return wrong;
     block += bytes;
   }
   return {};

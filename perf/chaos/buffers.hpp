@@ -50,7 +50,6 @@ class CallBuffers {
   std::string check_input(bool says_intact) const;
   std::string check_result(uint64_t ranks) const;
   std::string check_block(uint32_t rank, const uint8_t* block) const;
-  std::string check_blocks(uint64_t ranks) const;
   std::string check_reduced(uint64_t ranks) const;
   bool is_mine(size_t element) const;
 

@@ -74,23 +74,18 @@ struct Ranks {
     uint32_t each;
   };
   Wanted wanted(uint64_t members, uint32_t rank, size_t block) const {
-    const auto copy_of = [&](size_t source, size_t sent) {
-      if ((members >> source & 1) == 0) return Wanted{kUntouched, 0};
-      return Wanted{value(static_cast<uint32_t>(source), sent, 0), 97};
-    };
-    const Collective kind = scene.kind;
-    if (shares_of(kind, rank == scene.root, rig.ranks()).receive <= block) return {kUntouched, 0};
-    if (kind == Collective::k_broadcast) return copy_of(scene.root, 0);
-    if (kind == Collective::k_scatter) return copy_of(scene.root, rank);
-    if (kind == Collective::k_alltoall) return copy_of(block, rank);
-    if (!reduces(kind)) return copy_of(block, 0);
+    using mep_reference::Content;
+    const Content content =
+        mep_reference::content_of(scene.kind, scene.root, rank, rig.ranks(), block);
+    const bool is_copy = content.how == Content::kCopy;
     Wanted sum{0, 0};
     for (uint32_t source = 0; source < rig.ranks(); ++source) {
-      if ((members >> source & 1) == 0) continue;
-      sum.first += value(source, kind == Collective::k_reduce_scatter ? rank : 0, 0);
+      if ((members >> source & 1) == 0 || (is_copy && source != content.source)) continue;
+      sum.first += value(source, content.block, 0);
       sum.each += 97;
     }
-    return sum;
+    const bool is_there = content.how != Content::kNothing && sum.each != 0;
+    return is_there ? sum : Wanted{kUntouched, 0};
   }
   // It has succeeded with what these members gave, and nothing else was written.
   void expect(uint64_t members, uint32_t rank, const char* where) const {

@@ -61,11 +61,6 @@ inline mep::Collective counted_form(mep::Collective kind) {
   return kind == Collective::k_alltoall ? Collective::k_alltoallv : kind;
 }
 
-inline bool reduces(mep::Collective kind) {
-  return kind == mep::Collective::k_allreduce || kind == mep::Collective::k_reduce ||
-         kind == mep::Collective::k_reduce_scatter;
-}
-
 // On which ranks an operation may have its input in place; nowhere: there is no such form.
 inline bool can_be_in_place(mep::Collective kind, bool is_root) {
   if (kind == mep::Collective::k_barrier || kind == mep::Collective::k_alltoall) return false;
@@ -88,24 +83,12 @@ class Arrivals {
 
   // Puts block `block` of the receive buffer of `rank` to `to`. False: nothing arrives there.
   bool put(uint32_t rank, size_t block, uint8_t* to) {
-    using mep::Collective;
+    using mep_reference::Content;
     if (bytes_ == 0) return false;
-    if (shares_of(kind_, rank == root_, sends_.size()).receive <= block) return false;
-    switch (kind_) {
-      case Collective::k_broadcast:
-        return copy(root_, 0, to);
-      case Collective::k_allgather:
-      case Collective::k_gather:
-        return copy(block, 0, to);
-      case Collective::k_scatter:
-        return copy(root_, rank, to);
-      case Collective::k_alltoall:
-        return copy(block, rank, to);
-      default:
-        break;
-    }
-    const std::vector<uint8_t>& sum = reduced(kind_ == Collective::k_reduce_scatter ? rank : 0);
-    std::memcpy(to, sum.data(), bytes_);
+    const Content content = mep_reference::content_of(kind_, root_, rank, sends_.size(), block);
+    if (content.how == Content::kCopy) return copy(content.source, content.block, to);
+    if (content.how == Content::kNothing) return false;
+    std::memcpy(to, reduced(content.block).data(), bytes_);
     return true;
   }
 

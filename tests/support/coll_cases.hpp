@@ -106,73 +106,39 @@ inline Bytes input_of(const Case& c, int rank, int size) {
   return input;
 }
 
-// The block for `rank` in each rank's input; empty for ranks that give nothing.
-inline std::vector<Bytes> blocks_for(const Case& c, const std::vector<Bytes>& inputs, int rank) {
-  const auto size = static_cast<int>(inputs.size());
+// The expected content of `rank`'s receive buffer. Nothing: the collective has no reference here, which fails its tests.
+inline std::optional<Bytes> make_expected(const Case& c, int rank, int size) {
   const size_t element = element_bytes(c.dtype);
-  std::vector<Bytes> blocks;
-  for (int source = 0; source < size; ++source) {
-    const Layout layout = layout_of(c, true, source, size);
-    const size_t at = c.facts().gives_each_a_block() ? static_cast<size_t>(rank) : 0;
-    blocks.emplace_back();
-    if (layout.counts.empty()) continue;
-    const auto begin = inputs[static_cast<size_t>(source)].begin() +
-                       static_cast<ptrdiff_t>(layout.displs[at] * element);
-    blocks.back().assign(begin, begin + static_cast<ptrdiff_t>(layout.counts[at] * element));
-  }
-  return blocks;
-}
-
-// Each in its place at `rank`.
-inline Bytes all_of(const Case& c, int rank, const std::vector<Bytes>& blocks) {
-  const Layout layout = layout_of(c, false, rank, static_cast<int>(blocks.size()));
-  const size_t element = element_bytes(c.dtype);
+  std::vector<Bytes> inputs;
+  for (int source = 0; source < size; ++source) inputs.push_back(input_of(c, source, size));
+  const auto given = [&](size_t source, size_t block) {
+    const Layout layout = layout_of(c, true, static_cast<int>(source), size);
+    return inputs[source].data() + layout.displs[block] * element;
+  };
+  const Layout layout = layout_of(c, false, rank, size);
   Bytes all(layout.elements * element, kPaint);
   for (size_t i = 0; i < layout.counts.size(); ++i) {
-    std::copy(blocks[i].begin(), blocks[i].end(),
+    const Content content = content_of(c.kind, static_cast<size_t>(c.root),
+                                       static_cast<size_t>(rank), inputs.size(), i);
+    Bytes block;
+    std::vector<const uint8_t*> blocks;
+    switch (content.how) {
+      case Content::kCopy:
+        block.resize(layout.counts[i] * element);
+        if (!block.empty())
+          memcpy(block.data(), given(content.source, content.block), block.size());
+        break;
+      case Content::kReduced:
+        for (size_t k = 0; k < inputs.size(); ++k) blocks.push_back(given(k, content.block));
+        block = mep_reference::reduced(c.dtype, c.op, blocks, layout.counts[i]);
+        break;
+      default:
+        return std::nullopt;
+    }
+    std::copy(block.begin(), block.end(),
               all.begin() + static_cast<ptrdiff_t>(layout.displs[i] * element));
   }
   return all;
-}
-
-inline Bytes reduced(const Case& c, const std::vector<Bytes>& inputs) {
-  std::vector<const uint8_t*> pointers;
-  for (const Bytes& input : inputs) pointers.push_back(input.data());
-  return mep_reference::reduced(c.dtype, c.op, pointers, inputs[0].size() / element_bytes(c.dtype));
-}
-
-// The expected content of `rank`'s receive buffer. Nothing: the collective has no reference here, which fails its tests.
-inline std::optional<Bytes> make_expected(const Case& c, int rank, int size) {
-  std::vector<Bytes> inputs;
-  for (int source = 0; source < size; ++source) inputs.push_back(input_of(c, source, size));
-  const std::vector<Bytes> blocks = blocks_for(c, inputs, rank);
-  const auto root = static_cast<size_t>(c.root);
-  switch (c.kind) {
-    case Kind::k_barrier:
-      return Bytes{};
-    case Kind::k_broadcast:
-      return inputs[root];
-    case Kind::k_allreduce:
-      return reduced(c, inputs);
-    case Kind::k_reduce:
-      return rank == c.root ? reduced(c, inputs) : Bytes{};
-    case Kind::k_scatter:
-    case Kind::k_scatterv:
-      return blocks[root];
-    case Kind::k_reduce_scatter:
-    case Kind::k_reduce_scatterv:
-      return reduced(c, blocks);
-    case Kind::k_gather:
-    case Kind::k_gatherv:
-      return rank == c.root ? all_of(c, rank, blocks) : Bytes{};
-    case Kind::k_allgather:
-    case Kind::k_allgatherv:
-    case Kind::k_alltoall:
-    case Kind::k_alltoallv:
-      return all_of(c, rank, blocks);
-    default:
-      return std::nullopt;
-  }
 }
 
 // Ranks that are threads share one computation. Keyed by all that the result depends on.

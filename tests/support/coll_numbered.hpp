@@ -79,16 +79,19 @@ class NumberedCall {
   }
   // In block number `from` of what this rank gets.
   uint64_t expected_in(int from) const {
-    const int block = facts().gives_each_a_block() ? rank_ : 0;
-    if (facts().takes_op) {
-      uint64_t everybody = 0;
-      for (int rank = 0; rank < size_; ++rank) {
-        if (!ended_ || rank != ending_) everybody |= word_of(rank, block);
-      }
-      return everybody;
+    const Content content =
+        content_of(kind_, static_cast<size_t>(root_), static_cast<size_t>(rank_),
+                   static_cast<size_t>(size_), static_cast<size_t>(from));
+    const auto block = static_cast<int>(content.block);
+    const auto source = static_cast<int>(content.source);
+    if (content.how == Content::kCopy) {
+      return ended_ && source == ending_ ? 0 : word_of(source, block);
     }
-    if (!facts().gets_a_block_of_each()) return word_of(root_, block);
-    return ended_ && from == ending_ ? 0 : word_of(from, block);
+    uint64_t everybody = 0;
+    for (int rank = 0; rank < size_; ++rank) {
+      if (!ended_ || rank != ending_) everybody |= word_of(rank, block);
+    }
+    return everybody;
   }
 
   int number_, rank_, size_, ending_;

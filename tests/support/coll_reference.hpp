@@ -98,6 +98,46 @@ inline Bytes reduced(mep_dtype_t dtype, mep_op_t op, const std::vector<const uin
   return result;
 }
 
+// One block of a receive buffer: a block that `source` gives, or the reduction of that block of all; else there is none.
+struct Content {
+  enum How { kNothing, kCopy, kReduced } how = kNothing;
+  size_t source = 0;
+  size_t block = 0;
+};
+
+// Block `block` of what `rank` gets. Collective: an enumeration of the names of mep.h.
+template <class Collective>
+Content content_of(Collective kind, size_t root, size_t rank, size_t size, size_t block) {
+  const bool is_root = rank == root;
+  const bool is_first = block == 0;
+  const auto content = [](bool exists, Content there) { return exists ? there : Content{}; };
+  switch (kind) {
+    case Collective::k_broadcast:
+      return content(is_first, {Content::kCopy, root, 0});
+    case Collective::k_scatter:
+    case Collective::k_scatterv:
+      return content(is_first, {Content::kCopy, root, rank});
+    case Collective::k_allgather:
+    case Collective::k_allgatherv:
+      return content(block < size, {Content::kCopy, block, 0});
+    case Collective::k_gather:
+    case Collective::k_gatherv:
+      return content(is_root && block < size, {Content::kCopy, block, 0});
+    case Collective::k_alltoall:
+    case Collective::k_alltoallv:
+      return content(block < size, {Content::kCopy, block, rank});
+    case Collective::k_allreduce:
+      return content(is_first, {Content::kReduced, 0, 0});
+    case Collective::k_reduce:
+      return content(is_root && is_first, {Content::kReduced, 0, 0});
+    case Collective::k_reduce_scatter:
+    case Collective::k_reduce_scatterv:
+      return content(is_first, {Content::kReduced, 0, rank});
+    default:
+      return {};
+  }
+}
+
 // Mostly of a size around 1, so that sums depend on order and rounding; some zeros of both signs, some at the borders
 // of the format, and some of any bits.
 inline uint64_t float_bits(uint64_t random, size_t bytes, int mantissa, int bias) {
