@@ -15,6 +15,11 @@ constexpr timespec kWatchPause{0, 1'000'000};
 
 }  // namespace
 
+GpuBackend::GpuBackend(uint8_t which, Comm& comm, const GpuPlace& place)
+    : Backend(which), comm_(comm), place_(place) {
+  comm_.world().note_kernels();
+}
+
 mep_result_t GpuBackend::begin(Collective, const CollectiveArgs&, Operation*) {
   return check_host("a nonblocking call");
 }

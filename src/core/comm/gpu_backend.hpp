@@ -51,8 +51,7 @@ struct GpuPlace {
 
 class GpuBackend : public Backend {
  public:
-  GpuBackend(uint8_t which, Comm& comm, const GpuPlace& place)
-      : Backend(which), comm_(comm), place_(place) {}
+  GpuBackend(uint8_t which, Comm& comm, const GpuPlace& place);
   const GpuPlace& place() const { return place_; }
   int32_t device() const override { return place_.device; }
   GpuBackend* gpu_backend() override { return this; }

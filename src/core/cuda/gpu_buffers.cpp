@@ -381,6 +381,8 @@ mep_result_t GpuBuffers::meet_joiners(const Deadline&) {
 }
 
 mep_result_t GpuBuffers::move_to_view(Buffer& buffer, const CommView& view, void* stream) {
+  // Packed rows of the new epoch may lie where a lost rank's kernel writes its rows of the old one.
+  MEP_TRY(comm_.world().await_torn_down(comm_.identity().change_deadline()));
   if (buffer.queued != nullptr) {
     MEP_TRY(buffer.queued->renew(stream));
   } else if (!buffer.windows->reaches(view)) {

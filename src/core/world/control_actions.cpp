@@ -74,6 +74,7 @@ void ControlThread::act(const membership::InstallView& action) {
   for (const membership::Removal& removal : action.decision->removed) {
     part_with(removal, action.view->epoch);
   }
+  peers_.count_lingering(*action.view);
   for (const auto& [id, comm] : participants_) {
     const auto affected =
         std::find_if(action.affected.begin(), action.affected.end(),

@@ -169,16 +169,19 @@ void ControlThread::drop_broken_links() {
 }
 
 // Its last statement (LEFT perhaps) comes first.
-void ControlThread::process_ended(uint32_t slot) {
+void ControlThread::process_ended(uint32_t slot, bool is_torn_down) {
   WorldPeer& peer = peers_[slot];
   read_link(slot);
-  links_.unwatch_process(slot);
-  peer.pidfd.reset();
+  if (is_torn_down) {
+    links_.unwatch_process(slot);
+    peer.pidfd.reset();
+  }
   if (peers_.is_in(membership_->view(), slot)) {
     change_->note_evidence();
     membership_->on_process_exit(slot, peer.identity.incarnation);
   } else {
-    joiners_->note_ended(slot, true);
+    joiners_->note_ended(slot, is_torn_down);
+    peers_.count_lingering(membership_->view());
   }
   windows_.wake();
 }

@@ -141,9 +141,9 @@ void ControlThread::round() {
   const bool at_once = std::exchange(again_, false) || stopping_.load(std::memory_order_relaxed);
   links_.wait(
       at_once ? 0 : wait_ms(), [this](uint32_t slot) { read_link(slot); },
-      [this](uint32_t slot) { process_ended(slot); },
+      [this](uint32_t slot) { process_ended(slot, true); },
       [this](uint32_t slot) { change_->dying().note_thread_end(slot); });
-  change_->dying().check(*membership_, [this](uint32_t slot) { process_ended(slot); });
+  change_->dying().check(*membership_, [this](uint32_t slot) { process_ended(slot, false); });
   requests_.run();
   tick();
 }

@@ -115,7 +115,8 @@ class ControlThread {
   void end_link(uint32_t slot);
   void drop_link(uint32_t slot);
   void drop_broken_links();
-  void process_ended(uint32_t slot);
+  // No thread of it runs any more, and, if it is torn down, nothing of it at all.
+  void process_ended(uint32_t slot, bool is_torn_down);
   void serve_transports();
   void take_failures();
 

@@ -14,10 +14,8 @@ constexpr uint32_t kLongestMs = 1000;
 
 }  // namespace
 
-DyingPeers::DyingPeers(const ResolvedConfig& config, WorldPeers& peers, ControlLinks& links)
-    : watches_(peers.count() <= kMostSlots && (config.flags & MEP_COMM_SET_DEVICE) == 0),
-      peers_(peers),
-      links_(links) {}
+DyingPeers::DyingPeers(WorldPeers& peers, ControlLinks& links)
+    : watches_(peers.count() <= kMostSlots), peers_(peers), links_(links) {}
 
 void DyingPeers::watch(uint32_t slot) {
   WorldPeer& peer = peers_[slot];

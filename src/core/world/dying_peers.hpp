@@ -1,14 +1,13 @@
 // Sees the end of a peer's process on this host before the kernel has torn its memory down: base/process_end.hpp.
 //
-// A thread that has ended says only that it is worth looking. Not in worlds with GPUs, where kernels of the process run
-// on until the driver has seen its end; nor where descriptors are scarce.
+// A thread that has ended says only that it is worth looking. Kernels of the process run on until the driver has seen its
+// end: WorldPeers::lingering(). Not where descriptors are scarce.
 #pragma once
 
 #include <cstdint>
 
 #include "base/clock.hpp"
 #include "base/function_ref.hpp"
-#include "core/bootstrap/bootstrap.hpp"
 #include "core/membership/membership.hpp"
 #include "core/membership/slot_set.hpp"
 #include "core/world/control_links.hpp"
@@ -18,7 +17,7 @@ namespace mep {
 
 class DyingPeers {
  public:
-  DyingPeers(const ResolvedConfig& config, WorldPeers& peers, ControlLinks& links);
+  DyingPeers(WorldPeers& peers, ControlLinks& links);
   DyingPeers(const DyingPeers&) = delete;
   DyingPeers& operator=(const DyingPeers&) = delete;
 

@@ -62,6 +62,8 @@ void Joiners::connect(FunctionRef<void(uint32_t)> drop_link,
     const uint32_t slot = joiner.identity.slot;
     // Its former rank is still a member: the view change that removes it is under way.
     if (membership_.view().members.has(slot) || !participants_.quiesced()) return false;
+    // The former rank's kernels write where the joiner's will.
+    if (peers_.have_kernels() && peers_.lingers(membership_.view(), slot)) return false;
     if (arrivals_.contains(slot)) drop_link(slot);
     links_.unwatch_process(slot);
     windows_.forget_peer(slot);

@@ -34,7 +34,7 @@ class ViewChange {
         participants_(participants),
         joiners_(joiners),
         windows_(windows),
-        dying_(config, peers, links) {}
+        dying_(peers, links) {}
 
   // A sign of a death or a broken link.
   void note_evidence();

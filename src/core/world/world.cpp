@@ -240,6 +240,21 @@ void World::leave(bool orderly, const Deadline& deadline) {
   control_->stop();
 }
 
+mep_result_t World::await_torn_down(const Deadline& deadline) const {
+  constexpr timespec kPause{0, 100'000};
+  while (peers_.lingering() != 0) {
+    if (terminal_result() != MEP_SUCCESS) return fail_as_ended();
+    if (deadline.expired()) {
+      return fail(MEP_ERR_TIMEOUT,
+                  "%u processes that died still hold their GPUs: their kernels may write to this "
+                  "rank's; call again",
+                  peers_.lingering());
+    }
+    (void)nanosleep(&kPause, nullptr);
+  }
+  return MEP_SUCCESS;
+}
+
 void World::say_why(mep_result_t result) {
   const auto self = static_cast<int32_t>(self_slot());
   const std::vector<std::byte> words = encode_abort({result, self, self, last_error_text()});

@@ -74,6 +74,10 @@ class World : public std::enable_shared_from_this<World> {
   bool forked() const;
 
   const WorldPeers& peers() const { return peers_; }
+  // GPUs of this world write to each other's memory.
+  void note_kernels() { peers_.note_kernels(); }
+  // Until nothing that GPUs of lost ranks run can write here any more. Blocks; any thread.
+  [[nodiscard]] mep_result_t await_torn_down(const Deadline& deadline) const;
   WorldWindows& windows() { return windows_; }
   WorldView& view() { return view_; }
   const WorldView& view() const { return view_; }

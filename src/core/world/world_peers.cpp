@@ -44,6 +44,18 @@ bool WorldPeers::is_in(const membership::View& view, uint32_t slot) const {
   return incarnation != 0 && view.incarnation(slot) == incarnation;
 }
 
+bool WorldPeers::lingers(const membership::View& view, uint32_t slot) const {
+  const WorldPeer& peer = table_[slot];
+  return peer.pidfd.valid() && !peer.is_joiner && state(slot) == MEP_PEER_DEAD &&
+         !is_in(view, slot);
+}
+
+void WorldPeers::count_lingering(const membership::View& view) {
+  uint32_t found = 0;
+  for (uint32_t slot = 0; slot < count(); ++slot) found += lingers(view, slot) ? 1 : 0;
+  lingering_.store(found, std::memory_order_relaxed);
+}
+
 WorldPeer& WorldPeers::take_in(PeerLink* link) {
   WorldPeer& peer = table_[link->identity.slot];
   peer.identity = link->identity;

@@ -62,6 +62,13 @@ class WorldPeers {
 
   // The process in the slot is a member of the view.
   bool is_in(const membership::View& view, uint32_t slot) const;
+  // It was one, has ended, and the kernel has not torn it down yet: what its GPU runs may still write.
+  bool lingers(const membership::View& view, uint32_t slot) const;
+  // Such processes, from the view on without them. Any thread.
+  uint32_t lingering() const { return lingering_.load(std::memory_order_relaxed); }
+  // GPUs of this world write to each other's memory. Any thread; once it does it always does.
+  void note_kernels() { have_kernels_.store(true, std::memory_order_relaxed); }
+  bool have_kernels() const { return have_kernels_.load(std::memory_order_relaxed); }
   // MEP_PEER_* of a slot.
   uint32_t state(uint32_t slot) const;
   // Peers have tried at the start whether they may read this process. True: nothing has changed that since.
@@ -77,6 +84,7 @@ class WorldPeers {
   const TransportWait& network() const { return network_; }
 
   // --- Start-up, then the control thread ---
+  void count_lingering(const membership::View& view);
   // Before any transport is chosen. `doorbell` wakes this rank.
   [[nodiscard]] mep_result_t open_network(Doorbell* doorbell);
   // The process that came by this link fills its slot; `link` keeps its offer.
@@ -94,6 +102,9 @@ class WorldPeers {
   mutable std::mutex reaching_mutex_;
   mutable std::set<std::string> texts_;  // that were handed out; under reaching_mutex_
   TransportWait network_;
+  // Relaxed: a view reaches a user's thread under a mutex, and the count was stored before.
+  std::atomic<uint32_t> lingering_{0};
+  std::atomic<bool> have_kernels_{false};  // relaxed: set before a rank of them can be lost
   Doorbell* doorbell_ = nullptr;
 };
 
