@@ -7,9 +7,8 @@
 #include "base/status.hpp"
 #include "core/coll/check.hpp"
 #include "core/coll/counted_blocks.hpp"
-#include "core/cuda/ep_call.hpp"
-#include "core/cuda/gpu_buffers.hpp"
 #include "core/cuda/pinned_word.hpp"
+#include "core/ep/ep_config.hpp"
 
 namespace mep {
 namespace {
@@ -49,7 +48,7 @@ mep_result_t choose_device(int32_t wanted, uint64_t local_rank, int32_t* device)
 }
 
 GpuComm::GpuComm(Comm& comm, const GpuPlace& place, WindowPlace windows_at)
-    : GpuBackend(backends::kGpu, comm, place),
+    : CudaBackend(backends::kGpu, comm, place),
       windows_at_(windows_at),
       name_(comm.name() + "#device"),
       channel_(comm),
@@ -172,40 +171,20 @@ void GpuComm::set_timeout_ms(uint32_t ms) {
   (void)copy_to_device(&state_->timeout_ns, &timeout_ns, sizeof timeout_ns);
 }
 
-mep_result_t GpuComm::check_memory(const void* memory, const char* name) const {
-  const DeviceScope scope(device());
-  MEP_TRY(scope.check());
-  return check_pointer(device(), memory, name);
-}
-
-mep_result_t GpuComm::make_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
-                                      std::unique_ptr<EpBuffers>* out) {
-  MEP_TRY(check_ep_shape(comm_, shape));
-  *out = std::make_unique<GpuBuffers>(comm_, *this, shape, options);
-  return MEP_SUCCESS;
-}
-
-mep_result_t GpuComm::estimate_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
-                                          mep_ep_size_t* out) const {
-  return estimate_gpu_buffers(comm_, *this, shape, options, out);
-}
-
-mep_result_t GpuComm::count_layout(const device::DispatchLayout& layout, void* stream) {
-  MEP_TRY(check_stream(stream));
-  return enqueue_layout(device(), layout, stream);
+// Before a call: what joiners need of it.
+mep_result_t GpuComm::meet_view() {
+  if (!channel_.holds_view()) [[likely]]
+    return MEP_SUCCESS;
+  MEP_TRY(comm_.identity().check_world());
+  return adopt_view(Deadline::after_ms(comm_.timeout_ms()));
 }
 
 mep_result_t GpuComm::carry_out(Collective kind, const CollectiveArgs& args, void* stream) {
-  MEP_TRY(comm_.identity().check_world());
-  if (channel_.holds_view()) [[unlikely]] {
-    MEP_TRY(adopt_view(Deadline::after_ms(comm_.timeout_ms())));
-  }
-  MEP_TRY(check_stream(stream));
-  const CollectiveType& type = collective_type(kind);
-  MEP_TRY(type.check(comm_.collectives(), args));
   const DeviceScope scope(device());
   MEP_TRY(scope.check());
-  MEP_TRY(check_stream_device(device(), stream));
+  MEP_TRY(meet_view());
+  MEP_TRY(check_collective(kind, args, stream));
+  const CollectiveType& type = collective_type(kind);
   CollCall call{};
   call.send = args.send;
   call.receive = args.receive;
@@ -216,13 +195,6 @@ mep_result_t GpuComm::carry_out(Collective kind, const CollectiveArgs& args, voi
   call.root = static_cast<uint32_t>(args.root);
   call.status = device::op_status_place(status_place().record, status_place().bytes, comm_.size());
   if (type.has_counts) return launch_counted(args, &call, stream);
-  // A wrong pointer in a kernel would end all work of the process on the GPU.
-  if (args.count != 0) {
-    if (type.gives(comm_.rank(), call.root)) MEP_TRY(check_pointer(device(), args.send, "sendbuf"));
-    if (type.gets(comm_.rank(), call.root)) {
-      MEP_TRY(check_pointer(device(), args.receive, "recvbuf"));
-    }
-  }
   return device::launch_coll(call, state_, layout_, 0, stream);
 }
 
@@ -244,20 +216,19 @@ mep_result_t GpuComm::launch_counted(const CollectiveArgs& args, CollCall* call,
       MEP_TRY(check_pointer(
           device(), static_cast<std::byte*>(args.receive) + blocks.gotten[rank].at, "recvbuf"));
     }
-    // In an allgather all ranks know all lengths.
+    // In these all ranks know all lengths.
     if (call->kind == Collective::k_allgatherv)
       call->bytes = std::max(call->bytes, blocks.gotten[rank].bytes);
+    if (facts.takes_op) call->bytes = std::max(call->bytes, blocks.given[rank].bytes);
   }
   return device::launch_coll(*call, state_, layout_, 0, stream, &blocks);
 }
 
 mep_result_t GpuComm::enqueue_messages(std::span<const StreamMessage> messages, void* stream) {
-  MEP_TRY(comm_.identity().check_world());
-  if (channel_.holds_view()) MEP_TRY(adopt_view(Deadline::after_ms(comm_.timeout_ms())));
-  MEP_TRY(check_stream(stream));
   const DeviceScope scope(device());
   MEP_TRY(scope.check());
-  MEP_TRY(check_stream_device(device(), stream));
+  MEP_TRY(meet_view());
+  MEP_TRY(check_call(stream));
   if (messages.size() > device::kMostMessages) {
     return fail(MEP_ERR_UNSUPPORTED,
                 "%zu messages in a group of comm %s; on a GPU it has at most %u", messages.size(),

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "core/comm/comm.hpp"
-#include "core/comm/gpu_backend.hpp"
+#include "core/cuda/cuda_backend.hpp"
 #include "core/cuda/gpu_channel.hpp"
 #include "core/cuda/gpu_messages.hpp"
 #include "core/cuda/gpu_windows.hpp"
@@ -29,7 +29,7 @@
 
 namespace mep {
 
-class GpuComm : public GpuBackend, public ViewParticipant {
+class GpuComm : public CudaBackend, public ViewParticipant {
  public:
   GpuComm(Comm& comm, const GpuPlace& place, WindowPlace windows_at);
   ~GpuComm() override;
@@ -47,11 +47,6 @@ class GpuComm : public GpuBackend, public ViewParticipant {
   mep_result_t connect(const Deadline& deadline) override;
   mep_result_t begin_proof() override;
   mep_result_t end_proof() override;
-  mep_result_t make_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
-                               std::unique_ptr<EpBuffers>* out) override;
-  mep_result_t estimate_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
-                                   mep_ep_size_t* out) const override;
-  mep_result_t count_layout(const device::DispatchLayout& layout, void* stream) override;
   mep_result_t enqueue_messages(std::span<const StreamMessage> messages, void* stream) override;
   mep_result_t take_failure() override;
   bool busy() const override { return channel_.busy() || messages_.busy(); }
@@ -74,11 +69,11 @@ class GpuComm : public GpuBackend, public ViewParticipant {
  private:
   mep_result_t carry_out(Collective kind, const CollectiveArgs& args, void* stream) override;
   mep_result_t launch_counted(const CollectiveArgs& args, device::CollCall* call, void* stream);
-  mep_result_t check_memory(const void* memory, const char* name) const override;
   void watch() override;
   mep_result_t start();
   mep_result_t write_state(const device::CollDecision& begin, uint64_t timeout_ms,
                            uint64_t settle_ms, uint64_t installed);
+  mep_result_t meet_view();
   mep_result_t adopt_view(const Deadline& deadline);
   mep_result_t map_held(const Deadline& deadline);
   mep_result_t adopt_held();

@@ -5,8 +5,6 @@
 #include <utility>
 
 #include "base/status.hpp"
-#include "core/cuda/ep_call.hpp"
-#include "core/cuda/gpu_buffers.hpp"
 #include "core/staged/staged_collectives.hpp"
 
 namespace mep {
@@ -30,7 +28,7 @@ mep_result_t StagedChannel::open(int32_t device) {
 }
 
 StagedComm::StagedComm(Comm& comm, const GpuPlace& place, std::vector<bool> mapped)
-    : GpuBackend(backends::kStaged, comm, place),
+    : CudaBackend(backends::kStaged, comm, place),
       device_(place.device),
       mapped_(std::move(mapped)) {}
 
@@ -103,39 +101,6 @@ void StagedComm::revoke() {
 
 // --- Operations -----------------------------------------------------------------------------------
 
-mep_result_t StagedComm::check_memory(const void* memory, const char* name) const {
-  const DeviceScope scope(device_);
-  MEP_TRY(scope.check());
-  return check_pointer(device_, memory, name);
-}
-
-mep_result_t StagedComm::make_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
-                                         std::unique_ptr<EpBuffers>* out) {
-  MEP_TRY(check_ep_shape(comm_, shape));
-  *out = std::make_unique<GpuBuffers>(comm_, *this, shape, options);
-  return MEP_SUCCESS;
-}
-
-mep_result_t StagedComm::estimate_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
-                                             mep_ep_size_t* out) const {
-  return estimate_gpu_buffers(comm_, *this, shape, options, out);
-}
-
-mep_result_t StagedComm::count_layout(const device::DispatchLayout& layout, void* stream) {
-  MEP_TRY(check_stream(stream));
-  return enqueue_layout(device_, layout, stream);
-}
-
-// A wrong pointer in a kernel would end all work of the process on the GPU.
-mep_result_t StagedComm::check_buffers(Collective kind, const CollectiveArgs& args) const {
-  if (args.count == 0) return MEP_SUCCESS;
-  const OperationFacts& facts = facts_of(kind);
-  const auto root = static_cast<uint32_t>(args.root);
-  if (facts.gives(comm_.rank(), root)) MEP_TRY(check_pointer(device_, args.send, "sendbuf"));
-  if (!facts.gets(comm_.rank(), root)) return MEP_SUCCESS;
-  return check_pointer(device_, args.receive, "recvbuf");
-}
-
 // The elements from `begin` on. Outputs are copied after success only.
 mep_result_t StagedComm::enqueue_part(Collective kind, const CollectiveArgs& args,
                                       const StagePlan& plan, size_t begin, size_t count,
@@ -173,15 +138,11 @@ mep_result_t StagedComm::enqueue_part(Collective kind, const CollectiveArgs& arg
 }
 
 mep_result_t StagedComm::carry_out(Collective kind, const CollectiveArgs& args, void* stream) {
-  MEP_TRY(comm_.identity().check_world());
-  MEP_TRY(check_stream(stream));
-  MEP_TRY(collective_type(kind).check(comm_.collectives(), args));
-  StagePlan plan;
-  MEP_TRY(plan_stage(kind, comm_.rank(), comm_.size(), static_cast<uint32_t>(args.root), &plan));
   const DeviceScope scope(device_);
   MEP_TRY(scope.check());
-  MEP_TRY(check_stream_device(device_, stream));
-  MEP_TRY(check_buffers(kind, args));
+  MEP_TRY(check_collective(kind, args, stream));
+  StagePlan plan;
+  MEP_TRY(plan_stage(kind, comm_.rank(), comm_.size(), static_cast<uint32_t>(args.root), &plan));
   if (args.count == 0) return enqueue_part(kind, args, plan, 0, 0, stream);
   const size_t most = plan.most_block_bytes(kStagingBytes) / mep_dtype_size(args.dtype);
   for (size_t begin = 0; begin < args.count; begin += most) {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "core/comm/comm.hpp"
-#include "core/comm/gpu_backend.hpp"
+#include "core/cuda/cuda_backend.hpp"
 #include "core/staged/stage_plan.hpp"
 #include "core/staged/stage_server.hpp"
 #include "kernels/cuda/coll/stage_kernels.hpp"
@@ -37,7 +37,7 @@ struct StagedChannel {
   }
 };
 
-class StagedComm : public GpuBackend {
+class StagedComm : public CudaBackend {
  public:
   // mapped: see mapped_ranks().
   StagedComm(Comm& comm, const GpuPlace& place, std::vector<bool> mapped);
@@ -52,11 +52,6 @@ class StagedComm : public GpuBackend {
   mep_result_t connect(const Deadline& deadline) override;
   mep_result_t begin_proof() override;
   mep_result_t end_proof() override;
-  mep_result_t make_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
-                               std::unique_ptr<EpBuffers>* out) override;
-  mep_result_t estimate_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
-                                   mep_ep_size_t* out) const override;
-  mep_result_t count_layout(const device::DispatchLayout& layout, void* stream) override;
   mep_result_t take_failure() override { return server_.take_failure(); }
   bool busy() const override { return server_.busy(); }
   void set_timeout_ms(uint32_t ms) override;
@@ -64,11 +59,8 @@ class StagedComm : public GpuBackend {
   mep_result_t check_admission() const override;
   gpu_queue::SoftNic* nic() override { return &nic_; }
 
-  [[nodiscard]] mep_result_t check_memory(const void* memory, const char* name) const override;
-
  private:
   mep_result_t carry_out(Collective kind, const CollectiveArgs& args, void* stream) override;
-  mep_result_t check_buffers(Collective kind, const CollectiveArgs& args) const;
   mep_result_t enqueue_part(Collective kind, const CollectiveArgs& args, const StagePlan& plan,
                             size_t begin, size_t count, void* stream);
 
