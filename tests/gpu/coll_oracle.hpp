@@ -58,6 +58,7 @@ inline mep::Collective counted_form(mep::Collective kind) {
   if (kind == Collective::k_allgather) return Collective::k_allgatherv;
   if (kind == Collective::k_gather) return Collective::k_gatherv;
   if (kind == Collective::k_scatter) return Collective::k_scatterv;
+  if (kind == Collective::k_reduce_scatter) return Collective::k_reduce_scatterv;
   return kind == Collective::k_alltoall ? Collective::k_alltoallv : kind;
 }
 

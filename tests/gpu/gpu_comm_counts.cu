@@ -1,5 +1,6 @@
 // Collectives with a length for each block, through the C ABI on GPUs: random lengths, gaps and unaligned places, eager and
-// in graphs, and lengths that do not fit together. Each byte that is given says who gives it, to whom and where in the block.
+// in graphs, and lengths that do not fit together. Each byte that is given says who gives it, to whom and where in the block;
+// a reduce-scatter takes all bytes of a place by MEP_XOR.
 #include <numeric>
 #include <random>
 
@@ -9,8 +10,9 @@ namespace gpu_test {
 namespace {
 
 constexpr uint8_t kEmpty = 0xee;
-enum class Counted { kAllgatherv, kGatherv, kScatterv, kAlltoallv };
-constexpr const char* kCountedNames[] = {"allgatherv", "gatherv", "scatterv", "alltoallv"};
+enum class Counted { kAllgatherv, kGatherv, kScatterv, kReduceScatterv, kAlltoallv };
+constexpr const char* kCountedNames[] = {"allgatherv", "gatherv", "scatterv", "reduce_scatterv",
+                                         "alltoallv"};
 
 uint8_t byte_of(uint64_t seed, uint32_t from, uint32_t to, uint64_t i) {
   const uint64_t mix = (seed + from * 131 + to * 17 + i) * 0x9e3779b97f4a7c15u;
@@ -60,6 +62,7 @@ Shape draw_shape(Counted kind, uint32_t ranks, uint64_t most, uint64_t seed) {
       const uint64_t drawn = random() % (limit + 1);
       const bool is_copy = kind == Counted::kAllgatherv && to != 0;
       s.lengths[from][to] = is_copy ? s.lengths[from][0] : s.is_given(from, to) ? drawn : 0;
+      if (kind == Counted::kReduceScatterv) s.lengths[from][to] = s.lengths[0][to];
     }
   }
   s.send_at.resize(ranks);
@@ -74,7 +77,7 @@ Shape draw_shape(Counted kind, uint32_t ranks, uint64_t most, uint64_t seed) {
       s.send_at[rank].assign(ranks, 0);
       sent = *std::max_element(s.lengths[rank].begin(), s.lengths[rank].end());
     }
-    if (kind == Counted::kScatterv) {
+    if (kind == Counted::kScatterv || kind == Counted::kReduceScatterv) {
       s.receive_at[rank].assign(ranks, 0);
       received = gotten[s.root];
     }
@@ -124,6 +127,9 @@ mep_result_t call(const Shape& s, const Rank& r, const Buffers& b, uint32_t rank
     case Counted::kScatterv:
       return mep_scatterv(b.send, b.receive, gotten[s.root], given, s.send_at[rank].data(),
                           MEP_UINT8, root, r.comm, r.stream);
+    case Counted::kReduceScatterv:
+      return mep_reduce_scatterv(b.send, b.receive, given, s.send_at[rank].data(), MEP_UINT8,
+                                 MEP_XOR, r.comm, r.stream);
     case Counted::kAlltoallv:
       break;
   }
@@ -133,10 +139,12 @@ mep_result_t call(const Shape& s, const Rank& r, const Buffers& b, uint32_t rank
 
 void expect_blocks(const Shape& s, const std::vector<Buffers>& all, const char* where) {
   for (uint32_t rank = 0; rank < s.ranks; ++rank) {
-    std::vector<uint8_t> right(s.receive_bytes[rank], kEmpty);
+    const bool reduces = s.kind == Counted::kReduceScatterv;
+    std::vector<uint8_t> right(s.receive_bytes[rank], reduces ? uint8_t{0} : kEmpty);
     for (uint32_t from = 0; from < s.ranks; ++from) {
       for (uint64_t i = 0; i < s.lengths[from][rank]; ++i) {
-        right[s.receive_at[rank][from] + i] = byte_of(s.seed, from, s.named(rank), i);
+        uint8_t& byte = right[s.receive_at[rank][from] + i];
+        byte = byte_of(s.seed, from, s.named(rank), i) ^ (reduces ? byte : uint8_t{0});
       }
     }
     size_t first = 0;
@@ -206,22 +214,24 @@ void counts(uint32_t count, uint64_t seed) {
               mep_last_error());
   }
   if (!has_counts()) return close_ranks(&ranks);
-  for (const Counted kind :
-       {Counted::kAllgatherv, Counted::kGatherv, Counted::kScatterv, Counted::kAlltoallv}) {
+  for (const Counted kind : {Counted::kAllgatherv, Counted::kGatherv, Counted::kScatterv,
+                             Counted::kReduceScatterv, Counted::kAlltoallv}) {
     uint64_t drawn = seed + static_cast<uint64_t>(kind) * 100;
     for (const uint64_t most : {0u, 1u, 60u, 3'000u, 200'000u}) {
       run_shape(ranks, draw_shape(kind, count, most, ++drawn), most == 3'000);
     }
   }
   // Several chunks.
-  run_shape(ranks, draw_shape(Counted::kAlltoallv, count, (20u << 20) / count, seed + 7), false);
+  for (const Counted kind : {Counted::kAlltoallv, Counted::kReduceScatterv}) {
+    run_shape(ranks, draw_shape(kind, count, (20u << 20) / count, seed + 7), false);
+  }
   lengths_differ(ranks, false, seed + 11);
   lengths_differ(ranks, true, seed + 21);
   for (const Rank& rank : ranks) {
     GPU_CHECK(mep_comm_async_result(rank.comm) == MEP_SUCCESS, "with counts: %s", mep_last_error());
   }
   close_ranks(&ranks);
-  std::printf("  %u ranks: allgatherv, gatherv, scatterv and alltoallv\n", count);
+  std::printf("  %u ranks: calls with counts\n", count);
 }
 
 }  // namespace gpu_test

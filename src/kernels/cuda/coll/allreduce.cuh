@@ -27,6 +27,7 @@ CollKernel long_reduce_kernel(mep_dtype_t dtype);
 CollKernel blocks_kernel();
 using CountedKernel = void (*)(CollState*, CollCall, CollBlocks);
 CountedKernel counted_kernel();
+CountedKernel counted_reduce_kernel(mep_dtype_t dtype);
 
 // A reduce is an allreduce whose result only the root keeps: any member can give what another one lacks.
 __device__ inline bool keeps_result(const CollState* state, const CollCall& call) {

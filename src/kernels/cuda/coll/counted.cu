@@ -1,4 +1,4 @@
-// Allgather, gather, scatter and alltoall with a length for each block. A rank knows the lengths of what it gives and
+// Allgather, gather, scatter, alltoall and reduce-scatter with a length for each block. A rank knows the lengths of what it gives and
 // gets itself, no others. So in a first step, of packets, each tells each other what it gives it, and the longest block
 // that it gives any; then all know how many chunks there are, and these go as those of blocks.cu.
 //
@@ -98,8 +98,30 @@ __device__ void take_counted(const Team& team, const CollState* state, const Col
   }
 }
 
+// This rank's block: what all give it, and itself.
+template <typename Type>
+__device__ void reduce_counted(const Team& team, const CollState* state, const CollFrame& frame,
+                               const CollCall& call, const CollBlocks& blocks,
+                               const CollChunk& chunk) {
+  const CollBlock& given = blocks.given[state->rank];
+  const auto* own = static_cast<const uint8_t*>(call.send) + given.at;
+  auto* to = static_cast<uint8_t*>(call.receive) + blocks.gotten[state->rank].at;
+  const bool own_aligned = is_aligned(own), to_aligned = is_aligned(to);
+  reduce_range<Type>(
+      team, frame, call.op, chunk.begin, end_in(chunk, given.bytes),
+      [&](uint32_t source, uint64_t i) {
+        if (source == state->rank) return load_user(own, chunk.at + i, given.bytes, own_aligned);
+        return load_window(window_of(frame, source) + state->layout.slot(chunk.step, source) + i);
+      },
+      [&](uint64_t i, const uint4& sum) {
+        store_user(to, chunk.at + i, given.bytes, to_aligned, sum);
+      });
+}
+
+// own(team, chunk) is what this rank does without the others, take(team, chunk) comes when all is there.
+template <typename Own, typename Take>
 __device__ void counted(CollState* state, const CollCall& call, const CollBlocks& blocks,
-                        CollFrame* frame) {
+                        CollFrame* frame, Own&& own, Take&& take) {
   uint64_t most = 0;
   bool fits = true;
   if (!exchange_lengths(state, frame, blocks, &most, &fits)) return;
@@ -112,25 +134,43 @@ __device__ void counted(CollState* state, const CollCall& call, const CollBlocks
       [&](const Team& team, uint64_t number) {
         push_counted(team, state, *frame, call, blocks, chunks.chunk(first, number));
       },
-      [&](const Team& team, uint64_t number) {
-        const CollChunk chunk = chunks.chunk(first, number);
-        const CollBlock& from = blocks.given[state->rank];
-        move_own(team, static_cast<const uint8_t*>(call.send) + from.at,
-                 static_cast<uint8_t*>(call.receive) + blocks.gotten[state->rank].at, chunk.at,
-                 from.bytes, chunk.begin, end_in(chunk, from.bytes));
-      },
-      [&](const Team& team, uint64_t number) {
-        take_counted(team, state, *frame, call, blocks, chunks.chunk(first, number));
-      },
-      first);
+      [&](const Team& team, uint64_t number) { own(team, chunks.chunk(first, number)); },
+      [&](const Team& team, uint64_t number) { take(team, chunks.chunk(first, number)); }, first);
   if (all_here) confirm_blocks(state, frame, first + chunks.count());
 }
 
 __global__ void __launch_bounds__(kCollThreads)
     counted_entry(CollState* state, const CollCall call,
                   const __grid_constant__ CollBlocks blocks) {
+  const auto own = [&](const Team& team, const CollChunk& chunk) {
+    const CollBlock& from = blocks.given[state->rank];
+    move_own(team, static_cast<const uint8_t*>(call.send) + from.at,
+             static_cast<uint8_t*>(call.receive) + blocks.gotten[state->rank].at, chunk.at,
+             from.bytes, chunk.begin, end_in(chunk, from.bytes));
+  };
   run_coll(
-      state, call, [&](CollFrame* frame) { counted(state, call, blocks, frame); },
+      state, call,
+      [&](CollFrame* frame) {
+        counted(state, call, blocks, frame, own, [&](const Team& team, const CollChunk& chunk) {
+          take_counted(team, state, *frame, call, blocks, chunk);
+        });
+      },
+      [](const CollFrame& frame) { return 2 + frame.chunks; });
+}
+
+template <typename Type>
+__global__ void __launch_bounds__(kCollThreads)
+    counted_reduce_entry(CollState* state, const CollCall call,
+                         const __grid_constant__ CollBlocks blocks) {
+  run_coll(
+      state, call,
+      [&](CollFrame* frame) {
+        counted(
+            state, call, blocks, frame, [](const Team&, const CollChunk&) {},
+            [&](const Team& team, const CollChunk& chunk) {
+              reduce_counted<Type>(team, state, *frame, call, blocks, chunk);
+            });
+      },
       [](const CollFrame& frame) { return 2 + frame.chunks; });
 }
 
@@ -138,6 +178,18 @@ __global__ void __launch_bounds__(kCollThreads)
 
 CountedKernel counted_kernel() {
   return counted_entry;
+}
+
+CountedKernel counted_reduce_kernel(mep_dtype_t dtype) {
+  switch (dtype) {
+#define MEP_KERNEL_OF(name, ...) \
+  case name:                     \
+    return counted_reduce_entry<__VA_ARGS__>;
+    MEP_REDUCE_TYPES(MEP_KERNEL_OF)
+#undef MEP_KERNEL_OF
+    default:
+      return nullptr;
+  }
 }
 
 }  // namespace mep::device

@@ -84,6 +84,7 @@ mep_result_t each_kernel(Visit&& visit_function) {
     MEP_TRY(visit(one_shot_kernel(dtype)));
     MEP_TRY(visit(two_shot_kernel(dtype)));
     MEP_TRY(visit(reduce_scatter_kernel(dtype)));
+    MEP_TRY(visit(counted_reduce_kernel(dtype)));
     MEP_TRY(visit(long_reduce_kernel(dtype)));
   }
   return MEP_SUCCESS;
@@ -137,11 +138,19 @@ CollKernel kernel_of(const CollCall& call, const CollLayout& layout) {
       if (is_sliced(call, layout)) return long_reduce_kernel(call.dtype);
       return coll_is_one_shot(layout, call.bytes) ? one_shot_kernel(call.dtype)
                                                   : two_shot_kernel(call.dtype);
-    case CollPath::kCounted:  // another type: counted_kernel()
+    case CollPath::kCounted:  // another type: counted_kernel_of()
     case CollPath::kNone:
       break;
   }
   return nullptr;
+}
+
+CountedKernel counted_kernel_of(const CollCall& call) {
+  return facts_of(call.kind).takes_op ? counted_reduce_kernel(call.dtype) : counted_kernel();
+}
+
+[[nodiscard]] mep_result_t no_type(mep_dtype_t dtype) {
+  return mep::fail(MEP_ERR_INVALID_ARGUMENT, "dtype %u is no type", dtype);
 }
 
 }  // namespace
@@ -210,11 +219,12 @@ mep_result_t launch_coll(const CollCall& call, CollState* state, const CollLayou
     if (blocks == nullptr) return mep::fail(MEP_ERR_INTERNAL, "a call with counts has no blocks");
     // All ranks have as many CTAs, whatever each knows of the lengths.
     ctas = call.bytes != 0 ? choose_ctas(call, layout) : layout.ctas;
-    launch_kernel(counted_kernel(), ctas, kCollThreads, 0, on, state, marked, *blocks);
+    const CountedKernel kernel = counted_kernel_of(call);
+    if (kernel == nullptr) return no_type(call.dtype);
+    launch_kernel(kernel, ctas, kCollThreads, 0, on, state, marked, *blocks);
   } else {
     const CollKernel kernel = kernel_of(call, layout);
-    if (kernel == nullptr)
-      return mep::fail(MEP_ERR_INVALID_ARGUMENT, "dtype %u is no type", call.dtype);
+    if (kernel == nullptr) return no_type(call.dtype);
     if (ctas == 0) ctas = choose_ctas(call, layout);
     launch_kernel(kernel, ctas, kCollThreads, 0, on, state, marked);
   }

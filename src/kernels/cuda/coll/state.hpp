@@ -185,7 +185,7 @@ enum class CollPath : uint32_t {
   kReduce,        // ... and reduced; in slices, if it is long
   kBlocks,        // each block is put into the window of the rank that gets it, and copied out
   kReduceBlocks,  // ... and reduced
-  kCounted,       // as kBlocks, with a length for each block
+  kCounted,       // as kBlocks or kReduceBlocks, with a length for each block
 };
 
 constexpr CollPath coll_path(Collective kind) {
@@ -207,6 +207,7 @@ constexpr CollPath coll_path(Collective kind) {
     case Collective::k_gatherv:
     case Collective::k_scatterv:
     case Collective::k_alltoallv:
+    case Collective::k_reduce_scatterv:
       return CollPath::kCounted;
     default:
       return CollPath::kNone;
