@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""./dev: what it asks CMake for, by a cmake that only writes down how it was called."""
+"""./dev: what it asks CMake for, by a cmake that only writes down how it was called; and the units of clang-tidy."""
 
 import os
 import pathlib
@@ -14,6 +14,7 @@ from unittest import mock
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools/dev"))
 
+import tidy_units  # noqa: E402
 import trees  # noqa: E402
 
 
@@ -126,6 +127,27 @@ class Gate(unittest.TestCase):
                     env={**env, "PATH": f"{bin_folder}:{env['PATH']}", "MEP_DEV_NO_INSTALL": "1"})
                 self.assertEqual(done.returncode, 1, done.stdout)
                 self.assertEqual(" -DMEP_WERROR=ON " in calls.read_text(), errors, done.stdout)
+
+
+class Units(unittest.TestCase):
+    def test_sources_that_can_share_a_run(self):
+        texts = {"a.cpp": '#include "x.hpp"\nnamespace {\n}\nint main() {}\n', "b.cpp": "#include <map>\nint main() {}\n",
+                 "macro.cpp": "#define A 1\n", "named.cpp": "namespace mep {\n}\n", "list.cpp": '#include "a.def"\n',
+                 "u.cpp": "", "v.cpp": "", "main.cpp": "int main() {}\n", "other.cpp": ""}
+        with tempfile.TemporaryDirectory() as folder:
+            entries = {}
+            for name, text in texts.items():
+                path = pathlib.Path(folder) / name
+                path.write_text(text)
+                flags = "-O0" if name == "other.cpp" else "-O2"
+                entries[path] = {"command": f"c++ {flags} -o {name}.o -c {path}",
+                                 **({"unit": "u_1"} if name in ("u.cpp", "v.cpp", "main.cpp") else {})}
+            groups = list(tidy_units.groups_of(entries, entries, lambda _: []))
+            text = tidy_units.text_of([path for path in entries if path.name in ("a.cpp", "b.cpp")], True)
+        names = sorted(sorted(path.name for path in sources) for _, sources in groups)
+        self.assertEqual(names, [["a.cpp", "b.cpp"], ["list.cpp"], ["macro.cpp"], ["main.cpp"], ["named.cpp"],
+                                 ["other.cpp"], ["u.cpp", "v.cpp"]])
+        self.assertRegex(text, r'(?s)^#include "x.hpp"\n#include <map>\nnamespace tidy_0 \{\n#include "[^"]*a.cpp".*\n\}\n')
 
 
 if __name__ == "__main__":

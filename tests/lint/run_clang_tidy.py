@@ -4,6 +4,9 @@
 A source is clean for as long as the same bytes reach clang-tidy: the file, every project header that
 it includes directly or not, its compile command, the checks, and clang-tidy's version. Stamps of clean sources
 lie in ~/.cache/mep/clang_tidy and hold no path, so that one clone's answer for another.
+
+Sources that are not known to be clean are looked at in units of several (tidy_units.py); the sources of a unit with a
+finding are looked at again, each alone. --alone does so at once.
 """
 
 import argparse
@@ -18,9 +21,10 @@ import subprocess
 import sys
 import time
 
+import tidy_units
+
 FOLDERS = ("src", "perf", "tests", "examples")
 PRECOMPILED = re.compile(r" -Winvalid-pch| -include \S+/cmake_pch\.hxx")
-UNIT_OUTPUT = re.compile(r" -o \S+")
 STAMP_DAYS = 60
 # It takes as long as all other checks together, so only `./dev soak` runs it.
 ANALYZER = ",".join(("-*", "clang-analyzer-*",
@@ -109,8 +113,9 @@ def of_single_files(entry, units):
     for name in INCLUDE.findall(unit.read_bytes()):
         source = next(path for folder in include_folders(entry) if (path := folder / name.decode()).is_file())
         # Stamps do not depend on the sources beside this one.
-        command = UNIT_OUTPUT.sub(f" -o {source.name}.o", entry["command"].replace(entry["file"], str(source)))
-        found.append({**entry, "command": command, "file": str(source), "output": f"{source.name}.o"})
+        command = tidy_units.OUTPUT.sub(f" -o {source.name}.o", entry["command"].replace(entry["file"], str(source)))
+        found.append({**entry, "command": command, "file": str(source), "output": f"{source.name}.o",
+                      "unit": unit.name})
     return found
 
 
@@ -121,7 +126,7 @@ def commands_for_clang(build, folder):
     for entry in commands:
         entry["command"] = PRECOMPILED.sub("", entry["command"])
     folder.mkdir(exist_ok=True)
-    (folder / "compile_commands.json").write_text(json.dumps(commands))
+    tidy_units.write_commands(folder, commands)
     return commands
 
 
@@ -135,8 +140,7 @@ def tidy(source, commands, checks):
     return run.returncode, run.stdout + (run.stderr if run.returncode else "")
 
 
-def main():
-    root = pathlib.Path(__file__).resolve().parents[2]
+def parse_arguments(root):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=pathlib.Path, default=root / "build/release")
     parser.add_argument("--jobs", type=int, default=2)
@@ -144,48 +148,92 @@ def main():
                         help="only sources that reach a file which differs from this commit")
     parser.add_argument("--analyzer", action="store_true",
                         help="clang's static analyzer in place of the checks of .clang-tidy")
-    arguments = parser.parse_args()
-    build = arguments.build.resolve()
-    checks = ANALYZER if arguments.analyzer else ""
-    stamps = stamp_folder()
-    forget_old(stamps)
-    version = subprocess.run(["clang-tidy", "--version"], capture_output=True, check=True).stdout
+    parser.add_argument("--alone", action="store_true", help="each source in a run of its own")
+    return parser.parse_args()
 
+
+def sources_of(build, commands, root, commit):
+    """The sources with their compile commands; with a commit those that reach a file which differs from it."""
     entries = {}
-    commands = build / "clang_tidy"
     for entry in commands_for_clang(build, commands):
         source = pathlib.Path(entry["directory"], entry["file"]).resolve()
-        if any(root / folder in source.parents for folder in FOLDERS) and source.suffix in (".c", ".cpp"):
+        # A source may have several commands: the one that counts is the one that it shares with others of a unit.
+        known = "unit" in entries.get(source, {})
+        if any(root / folder in source.parents for folder in FOLDERS) and source.suffix in (".c", ".cpp") and not known:
             entries[source] = entry
-    if arguments.changed_since:
-        changed = changed_files(root, arguments.changed_since)
+    if commit:
+        changed = changed_files(root, commit)
         entries = {source: entry for source, entry in entries.items()
                    if changed.intersection(inputs_of(source, include_folders(entry), root))}
-    todo = []
+    return entries
+
+
+def not_known_clean(entries, root, what):
+    """The sources to look at, each with the stamp that will say that it is clean."""
+    stamps = stamp_folder()
+    forget_old(stamps)
+    todo = {}
     for source, entry in sorted(entries.items()):
-        stamp = stamps / fingerprint(source, entry, root, version + checks.encode())
+        stamp = stamps / fingerprint(source, entry, root, what)
         if stamp.exists():
             stamp.touch()
         else:
-            todo.append((source, stamp))
+            todo[source] = stamp
     print(f"    {len(entries) - len(todo)} of {len(entries)} sources are clean already", flush=True)
+    return todo
 
-    failures = 0
-    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        runs = {pool.submit(tidy, source, commands, checks): (source, stamp) for source, stamp in todo}
-        for number, run in enumerate(concurrent.futures.as_completed(runs), 1):
-            source, stamp = runs[run]
+
+def look_at(units, todo, look, jobs, root):
+    """Runs clang-tidy over units. The answer: the sources of those with findings, and what was printed of each."""
+    findings = []
+    total = sum(len(sources) for _, sources in units)
+    done = 0
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        runs = {pool.submit(look, file): sources for file, sources in units}
+        for run in concurrent.futures.as_completed(runs):
+            sources = runs[run]
             status, output = run.result()
-            name = source.relative_to(root)
-            print(f"    [{number}/{len(todo)}] {name}{' FAILED' if status else ''}", flush=True)
+            done += len(sources)
+            names = " ".join(str(source.relative_to(root)) for source in sources)
+            print(f"    [{done}/{total}] {names}{' FAILED' if status else ''}", flush=True)
             if status:
-                failures += 1
-                print(output, flush=True)
+                findings.append((sources, output))
             else:
-                stamp.touch()
-    if failures:
-        print(f"    {failures} of {len(entries)} sources have findings")
-    return 1 if failures else 0
+                for source in sources:
+                    todo[source].touch()
+    return findings
+
+
+def main():
+    root = pathlib.Path(__file__).resolve().parents[2]
+    arguments = parse_arguments(root)
+    build = arguments.build.resolve()
+    checks = ANALYZER if arguments.analyzer else ""
+    alone = arguments.alone or arguments.analyzer
+    version = subprocess.run(["clang-tidy", "--version"], capture_output=True, check=True).stdout
+    commands = build / "clang_tidy"
+    entries = sources_of(build, commands, root, arguments.changed_since)
+    todo = not_known_clean(entries, root, version + checks.encode() + (b"alone" if arguments.alone else b""))
+
+    def look(file):
+        return tidy(file, commands, checks)
+
+    singles = [(source, [source]) for source in todo]
+    findings = []
+    if not alone:
+        groups = tidy_units.groups_of(todo, entries, lambda source: configurations(source, root))
+        units = tidy_units.write_units(list(groups), entries, commands, root,
+                                       lambda source: configurations(source, root))
+        units.sort(key=lambda unit: -len(unit[1]))  # the longest first, so that none is left for the end
+        found = look_at(units, todo, look, arguments.jobs, root)
+        findings = [(sources, output) for sources, output in found if len(sources) == 1]
+        singles = [(source, [source]) for sources, _ in found if len(sources) > 1 for source in sources]
+    findings += look_at(singles, todo, look, arguments.jobs, root)
+    for _, output in findings:
+        print(output, flush=True)
+    if findings:
+        print(f"    {len(findings)} of {len(entries)} sources have findings")
+    return 1 if findings else 0
 
 
 if __name__ == "__main__":

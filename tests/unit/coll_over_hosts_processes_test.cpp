@@ -10,8 +10,8 @@ namespace {
 
 using namespace mep_test;  // NOLINT(google-build-using-namespace)
 
-void with_placement(const std::string& placement, Report& report, const RankBody& body,
-                    const std::function<bool(int rank, int status)>& expected = {}) {
+void with_placed_processes(const std::string& placement, Report& report, const RankBody& body,
+                           const std::function<bool(int rank, int status)>& expected = {}) {
   hosts_pattern() = placement;
   with_rank_processes(static_cast<int>(placement.size()), patient_config(0), report, body,
                       expected);
@@ -22,7 +22,7 @@ void test_results(void**) {
   for (const std::string placement : {"0011", "00001111", "0122"}) {
     const int size = static_cast<int>(placement.size());
     Report report;
-    with_placement(placement, report, [&](int rank, mep_comm_t comm, Report& found) {
+    with_placed_processes(placement, report, [&](int rank, mep_comm_t comm, Report& found) {
       std::vector<Case> kinds = all_kinds();
       std::erase_if(kinds, [](const Case& c) { return !c.facts().has_data(); });
       RandomStream random(mix(test_seed(), static_cast<uint64_t>(size)));
@@ -44,7 +44,7 @@ void kill_at(const std::string& placement, const std::string& point, int ending,
   const SharedMemory<Ending> endings = make_shared_memory<Ending>(placement.size());
   const std::string arming = point + ":" + std::to_string(passage) + "=kill";
   Report report;
-  with_placement(
+  with_placed_processes(
       placement, report,
       [&](int rank, mep_comm_t comm, Report& found) {
         if (rank == ending) COLL_OK(found, mep::failpoint_arm(arming));

@@ -103,6 +103,8 @@ def fuzz() -> Iterator[Piece]:
 def analyzer() -> Iterator[Piece]:
     yield Piece("clang", ["python3", "-B", "tests/lint/run_clang_tidy.py", "--build", str(tree_of("release")),
                           "--jobs", str(jobs()), "--analyzer"], 3000)
+    yield Piece("checks of single files", ["python3", "-B", "tests/lint/run_clang_tidy.py", "--build",
+                                           str(tree_of("release")), "--jobs", str(jobs()), "--alone"], 3000)
 
 
 def mutants() -> Iterator[Piece]:
