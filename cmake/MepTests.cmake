@@ -5,7 +5,8 @@
 #   soak   `./dev soak`: what explores, and what repeats other tests in another environment
 # Labels for sanitizers: `threads` (ranks are threads; TSan and ASan), `addresses` (ranks are processes, as
 # joiners are; ASan), `fuzz` (ASan). `./dev soak` runs all of these; the gate runs under TSan what has `tsan`
-# too, and under ASan what has `asan` or `fuzz`. Further labels: `gpu`, and the name of the folder.
+# too, and under ASan what has `asan` or `fuzz`. A test with `waits` waits for limits of time, and needs no core
+# meanwhile: the gate runs it beside the others. Further labels: `gpu`, and the name of the folder.
 set(MEP_TEST_TIERS quick gate soak)
 
 # The quick tests' target: the programs that their command lines name, and all that is installed.
@@ -47,7 +48,7 @@ function(mep_test name)
   endif()
   set_tests_properties(${name} PROPERTIES
     TIMEOUT ${test_TIMEOUT} LABELS "${test_LABELS}" ENVIRONMENT "${test_ENVIRONMENT}")
-  if(test_PROCESSORS)
+  if(test_PROCESSORS AND NOT "waits" IN_LIST test_LABELS)
     set_tests_properties(${name} PROPERTIES PROCESSORS ${test_PROCESSORS})
   endif()
   if(DEFINED test_SKIP)

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""./dev: what it asks CMake for, by a cmake that only writes down how it was called; and the units of clang-tidy."""
+"""./dev: what it asks CMake for, by a cmake that only writes down how it was called; stages beside others; the units
+of clang-tidy."""
 
+import io
 import os
 import pathlib
 import re
@@ -9,11 +11,13 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from contextlib import redirect_stdout
 from unittest import mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools/dev"))
 
+import suites  # noqa: E402
 import tidy_units  # noqa: E402
 import trees  # noqa: E402
 
@@ -127,6 +131,39 @@ class Gate(unittest.TestCase):
                     env={**env, "PATH": f"{bin_folder}:{env['PATH']}", "MEP_DEV_NO_INSTALL": "1"})
                 self.assertEqual(done.returncode, 1, done.stdout)
                 self.assertEqual(" -DMEP_WERROR=ON " in calls.read_text(), errors, done.stdout)
+
+
+class Beside(unittest.TestCase):
+    def stages(self, *parts):
+        """The stages that took over those of a process beside them, and what was printed."""
+        stages = suites.Stages()
+        said = io.StringIO()
+        with tempfile.TemporaryDirectory() as folder:
+            beside = suites.Beside(pathlib.Path(folder) / "beside.log", 1, *parts)
+            with redirect_stdout(said):
+                beside.join(stages)
+        return stages, said.getvalue()
+
+    def test_results_are_taken_over(self):
+        def tests(own):
+            own.unsteady.append("name")
+            own.times.append((1.5, "slow"))
+            return True, "closed"
+
+        stages, said = self.stages(("one", tests), ("two", lambda _: (subprocess.call(["echo", "its output"]) == 0, "")))
+        self.assertFalse(stages.failed)
+        self.assertEqual(stages.results, ["passed  one (0 s): closed", "passed  two (0 s)"])
+        self.assertEqual((stages.unsteady, stages.times), (["name"], [(1.5, "slow")]))
+        self.assertIn("its output", said)
+
+    def test_failures_are_taken_over(self):
+        stages, _ = self.stages(("one", lambda _: (False, "")), ("two", lambda _: (True, "")))
+        self.assertTrue(stages.failed)
+        self.assertEqual(stages.results, ["FAILED  one (0 s)", "passed  two (0 s)"])
+        stages, said = self.stages(("one", lambda _: 1 // 0))
+        self.assertTrue(stages.failed)
+        self.assertRegex(stages.results[0], "^FAILED ")
+        self.assertIn("ZeroDivisionError", said)
 
 
 class Units(unittest.TestCase):

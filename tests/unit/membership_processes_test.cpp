@@ -1,4 +1,4 @@
-// labels: gate
+// labels: gate waits
 // Ranks that come, go, stop and are refused, as processes: growth, automatic recovery, joiners that
 // die, the fence by force, quorum policies, and how views are told.
 #include "core/api/api_guard.hpp"

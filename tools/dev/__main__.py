@@ -18,7 +18,7 @@ from docs_site import docs
 from packages import ensure_cuda_compiler, ensure_packages, ensure_wheel_builder
 from reach import reached
 from soak import soak
-from suites import Stages, sanitizer_tests
+from suites import Beside, Stages, sanitizer_tests
 from torch_tests import torch_tests
 from torch_wheel import torch_wheel
 from trees import NO_CUDA, ONE_GPU, SHORT_TESTS, build, build_or_stop, cache_value, cuda_of_a_short_run, tree_of
@@ -95,6 +95,9 @@ tree that has them so keeps it."""
 # Which tests each run has: cmake/MepTests.cmake says what the labels mean.
 SHORT = ["-L", "^quick$"]
 GATE = ["-L", "^(quick|gate)$"]
+# Lower by so much, a process has a tenth of a core that tests want too.
+BESIDE_TESTS = 10
+SANITIZER_GATE = "mep_sanitizer_gate"
 SANITIZERS = {"tsan": ("ThreadSanitizer", "^tsan$"), "asan": ("AddressSanitizer", "^(asan|fuzz)$")}
 
 
@@ -127,17 +130,38 @@ def test(arguments: list[str]) -> int:
         stages.run("release tests (lint and sanitizers left out)",
                    lambda: stages.ctest("release", arguments, jobs()))
         return stages.finish()
-    stages.run("lint" if full else "lint, clang-tidy of changes only", lambda: lint.lint(not full))
-    step("Tests of build/release")
-    stages.run("release tests", lambda: stages.ctest("release", GATE if full else SHORT, jobs()))
     if full:
-        for preset, (name, labels) in SANITIZERS.items():
-            stages.run(f"{name} tests", lambda preset=preset, labels=labels: sanitizer_tests(
-                stages, preset, ["-L", labels], jobs(), "mep_sanitizer_gate"))
+        gate(stages)
     else:
+        stages.run("lint, clang-tidy of changes only", lambda: lint.lint(True))
+        step("Tests of build/release")
+        stages.run("release tests", lambda: stages.ctest("release", SHORT, jobs()))
         stages.left_out("longer tests, clang-tidy of all files, TSan, ASan: ./dev test --full")
     stages.left_out("what explores: ./dev soak")
     return stages.finish()
+
+
+def gate(stages: Stages) -> None:
+    """Beside the release tests run those of them that only wait, and at low priority the lint and the builds of
+    sanitizers."""
+    tree = tree_of("release")
+    beside = [Beside(tree / "waits.log", 0, ("release tests that wait, beside the others", lambda own: own.ctest(
+                  "release", [*GATE, "-L", "^waits$"], jobs(), "ctest_waits"))),
+              Beside(tree / "beside.log", BESIDE_TESTS, ("lint, beside release tests", lambda _: lint.lint()),
+                     *((f"build of {preset}, beside release tests",
+                        lambda _, preset=preset: (build(preset, SANITIZER_GATE), "")) for preset in SANITIZERS))]
+    try:
+        step("Tests of build/release; beside them tests that wait, the lint, and builds of sanitizers")
+        stages.run("release tests", lambda: stages.ctest("release", [*GATE, "-LE", "^waits$"], jobs()))
+        for each in beside:
+            step("What ran beside the tests")
+            each.join(stages)
+    finally:
+        for each in beside:
+            each.stop()
+    for preset, (name, labels) in SANITIZERS.items():
+        stages.run(f"{name} tests", lambda preset=preset, labels=labels: sanitizer_tests(
+            stages, preset, ["-L", labels], jobs(), SANITIZER_GATE))
 
 
 def stage(name: str, command: Callable[[Stages], tuple[bool, str]]) -> int:

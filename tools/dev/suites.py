@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import pathlib
 import platform
 import re
+import signal
 import subprocess
+import sys
 import time
+import traceback
 from typing import Callable
 
 from console import ROOT, note, read_lines, run_logged, step
@@ -38,10 +44,10 @@ class Stages:
         self.failed = self.failed or not passed
         return passed
 
-    def ctest(self, preset: str, arguments: list[str], jobs: int) -> tuple[bool, str]:
+    def ctest(self, preset: str, arguments: list[str], jobs: int, log_name: str = "ctest") -> tuple[bool, str]:
         """Runs ctest in a preset's tree. A test that fails runs once more, alone: if it passes then, it is
         listed as unsteady and fails nothing."""
-        log = tree_of(preset) / "ctest.log"
+        log = tree_of(preset) / f"{log_name}.log"
         status = run_ctest(preset, log, jobs, arguments)
         failed = []
         for line in read_lines(log):
@@ -51,7 +57,7 @@ class Stages:
                     failed.append(ended[1])
         if status != 0 and 0 < len(failed) <= MOST_RUN_AGAIN:
             step(f"Once more, alone: {' '.join(failed)}")
-            again = tree_of(preset) / "ctest_again.log"
+            again = tree_of(preset) / f"{log_name}_again.log"
             status = run_ctest(preset, again, 1, ["-R", f"^({'|'.join(map(re.escape, failed))})$"])
             gone = {ended[1] for line in read_lines(again)
                     if (ended := ENDED.match(line)) and "***" not in ended[2]}
@@ -74,6 +80,60 @@ class Stages:
         for line in self.unsteady:
             note(f"unsteady: {line}")
         return 1 if self.failed else 0
+
+
+class Beside:
+    """Stages in a process of their own, for the time in which other stages wait and leave cores idle; `lower` is how
+    much lower its priority is. Its output is shown at the end, since lines of two programs would mix."""
+
+    def __init__(self, log: pathlib.Path, lower: int, *parts: tuple[str, Callable[[Stages], tuple[bool, str]]]) -> None:
+        self.log = log
+        self.answer = log.with_suffix(".json")
+        self.answer.unlink(missing_ok=True)
+        sys.stdout.flush()
+        self.child = os.fork()
+        if self.child == 0:
+            os._exit(self._run(lower, parts))
+        with contextlib.suppress(OSError):  # the child does so too, and may be the first
+            os.setpgid(self.child, self.child)
+
+    def _run(self, lower: int, parts: tuple[tuple[str, Callable[[Stages], tuple[bool, str]]], ...]) -> int:
+        try:
+            os.setpgid(0, 0)
+            os.nice(lower)
+            output = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            stages = Stages()
+            for name, command in parts:
+                stages.run(name, lambda command=command: command(stages))
+            sys.stdout.flush()
+            self.answer.write_text(json.dumps(vars(stages)))
+            return 0
+        except BaseException:
+            traceback.print_exc()
+            return 1
+
+    def join(self, stages: Stages) -> None:
+        """Waits for them, and takes their results over."""
+        with contextlib.suppress(OSError):  # only root may
+            os.setpriority(os.PRIO_PGRP, self.child, 0)
+        child, self.child = self.child, 0
+        os.waitpid(child, 0)
+        for line in read_lines(self.log):
+            print(line)
+        ended = {"failed": True, "results": [f"FAILED  what wrote {self.log}"], "unsteady": [], "times": []}
+        if self.answer.exists():
+            ended = json.loads(self.answer.read_text())
+        stages.failed = stages.failed or ended["failed"]
+        stages.results += ended["results"]
+        stages.unsteady += ended["unsteady"]
+        stages.times += [(seconds, name) for seconds, name in ended["times"]]
+
+    def stop(self) -> None:
+        if self.child > 0:
+            os.killpg(self.child, signal.SIGTERM)
 
 
 def no_randomisation() -> list[str]:
