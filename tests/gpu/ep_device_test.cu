@@ -364,6 +364,12 @@ void refuses() {
   std::printf("  what is refused is refused\n");
 }
 
+// A reach that is given changes what carries a row and not the row: each number of ranks that have peers, in one wire
+// format.
+bool is_left_out(uint32_t ranks, bool fp8) {
+  return std::getenv("MEP_CUDA_REACH") != nullptr && (ranks == 1 || fp8 == (ranks == 4));
+}
+
 }  // namespace
 
 int main() {
@@ -376,12 +382,15 @@ int main() {
   // Several ranks first: this thread enqueues all of a rank's operations before those of the next, so a
   // kernel whose first launch waited for one that runs would wait for ever.
   for (const bool fp8 : {false, true}) {
-    for (const uint32_t ranks : {8u, 4u, 2u, 1u}) agrees({ranks, fp8}, seed + ranks);
+    for (const uint32_t ranks : {8u, 4u, 2u, 1u}) {
+      if (!is_left_out(ranks, fp8)) agrees({ranks, fp8}, seed + ranks);
+    }
   }
   agrees({4, true, true, false}, seed + 50);
   agrees({8, false, false, true}, seed + 60);
   for (const bool fp8 : {false, true}) {
     for (const uint32_t ranks : {8u, 4u, 2u, 1u}) {
+      if (is_left_out(ranks, fp8)) continue;
       agrees({ranks, fp8, false, ranks == 4, true}, seed + 600 + ranks);
       agrees({ranks, fp8, false, ranks == 4, true, true}, seed + 700 + ranks);
     }
