@@ -9,7 +9,7 @@
 
 #include "base/env.hpp"
 #include "base/log.hpp"
-#include "base/metrics_path.hpp"
+#include "base/rank_path.hpp"
 #include "base/sized_struct.hpp"
 #include "base/status.hpp"
 #include "core/bootstrap/bootstrap.hpp"
@@ -305,7 +305,7 @@ constexpr size_t kMaxTextBytes = 4096;
   bool is_set = false;
   MEP_TRY(env_string("MEP_METRICS_FILE", &out->metrics_file, &is_set));
   std::string unused;
-  MEP_TRY(metrics_path(out->metrics_file, 0, out->max_size == 1, &unused));
+  MEP_TRY(rank_path("MEP_METRICS_FILE", out->metrics_file, 0, out->max_size == 1, &unused));
   uint64_t seconds = out->metrics_interval_s;
   MEP_TRY(env_number("MEP_METRICS_INTERVAL_S", &seconds, &is_set));
   out->metrics_interval_s = static_cast<uint32_t>(seconds);

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/log.hpp"
-#include "base/metrics_path.hpp"
+#include "base/rank_path.hpp"
 #include "base/unique_fd.hpp"
 
 namespace mep {
@@ -50,7 +50,7 @@ void add_sample(const char* name, const std::string& labels, const char* label, 
 
 void MetricsFile::open(uint32_t rank) {
   rank_ = rank;
-  (void)metrics_path(config_.metrics_file, rank, true, &path_);
+  (void)rank_path("MEP_METRICS_FILE", config_.metrics_file, rank, true, &path_);
 }
 
 void MetricsFile::write(const WorldParticipants& comms, uint64_t now_ns) noexcept {

@@ -1,4 +1,4 @@
-#include "base/metrics_path.hpp"
+#include "base/rank_path.hpp"
 
 #include <unistd.h>
 
@@ -6,8 +6,8 @@
 
 namespace mep {
 
-mep_result_t metrics_path(const std::string& pattern, uint32_t rank, bool is_alone,
-                          std::string* path) {
+mep_result_t rank_path(const char* variable, const std::string& pattern, uint32_t rank,
+                       bool is_alone, std::string* path) {
   bool has_rank = false;
   path->clear();
   for (size_t i = 0; i < pattern.size(); ++i) {
@@ -24,13 +24,13 @@ mep_result_t metrics_path(const std::string& pattern, uint32_t rank, bool is_alo
     } else if (kind == '%') {
       *path += '%';
     } else {
-      return fail(MEP_ERR_INVALID_ARGUMENT,
-                  "MEP_METRICS_FILE=%.200s has a %% that is not %%r, %%p or %%%%", pattern.c_str());
+      return fail(MEP_ERR_INVALID_ARGUMENT, "%s=%.200s has a %% that is not %%r, %%p or %%%%",
+                  variable, pattern.c_str());
     }
   }
   if (pattern.empty() || has_rank || is_alone) return MEP_SUCCESS;
   return fail(MEP_ERR_INVALID_ARGUMENT,
-              "MEP_METRICS_FILE=%.200s names one file for all ranks; put %%r, the rank, into it",
+              "%s=%.200s names one file for all ranks; put %%r, the rank, into it", variable,
               pattern.c_str());
 }
 
