@@ -21,6 +21,7 @@
 #include "gpu_report.hpp"
 #include "hca_report.hpp"
 #include "queue_report.hpp"
+#include "recorder_file.hpp"
 #include "report.hpp"
 #include "transport/transport.hpp"
 
@@ -165,6 +166,44 @@ int topology_report(int argc, char** argv) {
   return mep::print_hca_report(xml_file, location);
 }
 
+// mep_info --recorder FILE...; files that cannot be read do not spoil the others.
+int recorder_report(int argc, char** argv) {
+  std::vector<mep::RecorderFile> files;
+  int status = argc > 2 ? 0 : 2;
+  if (argc <= 2) (void)std::fprintf(stderr, "mep_info: --recorder needs a file\n");
+  for (int i = 2; i < argc; ++i) {
+    mep::RecorderFile file;
+    std::string problem;
+    if (mep::read_recorder(argv[i], &file, &problem)) {
+      files.push_back(std::move(file));
+      continue;
+    }
+    (void)std::fprintf(stderr, "mep_info: %s %s\n", argv[i], problem.c_str());
+    status = 1;
+  }
+  if (!files.empty()) (void)std::fputs(mep::recorder_text(files).c_str(), stdout);
+  return status;
+}
+
+void print_help() {
+  (void)std::puts(
+      "Usage: mep_info [--version | --json | --queues]\n"
+      "       mep_info --topology [--xml FILE] [--location X]\n"
+      "       mep_info --recorder FILE...\n\n"
+      "Prints the library's version and build options, the transports that work here\n"
+      "and why others do not, the machine, the process's limits, and the environment\n"
+      "variables.\n\n"
+      "  --json        the same as one JSON object\n"
+      "  --topology    the machine alone, and which HCA is chosen and why: for the\n"
+      "                cores of this process and for every GPU\n"
+      "  --xml FILE    another machine: a file that lstopo or hwloc wrote\n"
+      "  --location X  for this one alone: cpu, gpu:0, numa:0 or a PCI address\n"
+      "  --queues      which adapters can execute queues that a GPU posts to, or what\n"
+      "                they lack\n"
+      "  --recorder F  what files of MEP_FLIGHT_RECORDER say: with those of all ranks,\n"
+      "                which ranks have not begun what the others wait in");
+}
+
 int run(int argc, char** argv) {
   const std::string argument = argc > 1 ? argv[1] : "";
   if (argument == "--version") {
@@ -172,29 +211,19 @@ int run(int argc, char** argv) {
     return 0;
   }
   if (argument == "--help" || argument == "-h") {
-    (void)std::puts(
-        "Usage: mep_info [--version | --json | --queues]\n"
-        "       mep_info --topology [--xml FILE] [--location X]\n\n"
-        "Prints the library's version and build options, the transports that work here\n"
-        "and why others do not, the machine, the process's limits, and the environment\n"
-        "variables.\n\n"
-        "  --json        the same as one JSON object\n"
-        "  --topology    the machine alone, and which HCA is chosen and why: for the\n"
-        "                cores of this process and for every GPU\n"
-        "  --xml FILE    another machine: a file that lstopo or hwloc wrote\n"
-        "  --location X  for this one alone: cpu, gpu:0, numa:0 or a PCI address\n"
-        "  --queues      which adapters can execute queues that a GPU posts to, or what\n"
-        "                they lack");
+    print_help();
     return 0;
   }
   const bool asks_queues = argument == "--queues" && argc == 2;
   const bool asks_json = argument == "--json" && argc == 2;
-  if (argc > 1 && argument != "--topology" && !asks_queues && !asks_json) {
+  if (argc > 1 && argument != "--topology" && argument != "--recorder" && !asks_queues &&
+      !asks_json) {
     (void)std::fprintf(stderr, "mep_info: unknown argument '%s'; try mep_info --help\n", argv[1]);
     return 2;
   }
   try {
     if (argument == "--topology") return topology_report(argc, argv);
+    if (argument == "--recorder") return recorder_report(argc, argv);
     if (asks_queues) {
       mep::print_queues();
       return 0;

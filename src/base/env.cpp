@@ -201,6 +201,9 @@ constexpr EnvVariable kTable[] = {
     {"MEP_METRICS_INTERVAL_S", "10",
      "seconds between two writes of MEP_METRICS_FILE, 1 to 86400; mep_comm_destroy of the world "
      "writes it too"},
+    {"MEP_FLIGHT_RECORDER", "",
+     "file that each rank keeps its last operations in, for mep_info --recorder; named as "
+     "MEP_METRICS_FILE is"},
 };
 
 }  // namespace

@@ -84,7 +84,7 @@ TESTS = {
     "tests/model": r"^model",
     "tests/mp": r"^bootstrap_",
     "tests/oom": r"^oom",
-    "tests/perf": r"^mep_perf",
+    "tests/perf": r"^(mep_perf|mep_info)",
     "tests/sim": r"^(sim_|membership_(codec|rules))",
     "tests/support": r"^(coll_|ep_|message_|transport_)",
     "tests/unit": r"_test$",

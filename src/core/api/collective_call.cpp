@@ -20,6 +20,16 @@ uint64_t counted_bytes(Collective kind, const CollectiveArgs& args, const Comm& 
   return elements * mep_dtype_size(args.dtype);
 }
 
+uint64_t record_enqueueing(Collective kind, const CollectiveArgs& args, mep_comm_t comm) {
+  if (comm->backend->device() < 0) return 0;
+  return comm->comm->identity().flight().begin({.epoch = comm->comm->latest_view()->epoch,
+                                                .bytes = args.count * mep_dtype_size(args.dtype),
+                                                .kind = flight::kind_of(kind),
+                                                .dtype = args.dtype,
+                                                .flags = flight::kEnqueued,
+                                                .peer = facts_of(kind).is_rooted ? args.root : -1});
+}
+
 mep_result_t run_admitting(mep_comm_t comm, mep_stream_t stream) {
   MEP_TRY(check_comm(comm));
   MEP_TRY(check_no_stream(stream));

@@ -18,6 +18,9 @@ inline uint64_t given_bytes(Collective kind, const CollectiveArgs& args, const C
   return args.count * mep_dtype_size(args.dtype) * facts.send_blocks(comm.size());
 }
 
+// Where the call only enqueues: its record; host operations have their own. 0: none.
+uint64_t record_enqueueing(Collective kind, const CollectiveArgs& args, mep_comm_t comm);
+
 mep_result_t run_admitting(mep_comm_t comm, mep_stream_t stream);
 
 template <Collective kKind>
@@ -38,7 +41,10 @@ mep_result_t run(const CollectiveArgs& args, mep_comm_t comm, mep_stream_t strea
     const CallScope scope(comm);
     MEP_TRY(scope.check());
     CountedCall counted(comm->comm->counters(), CallKind::kCollective, name_of(kKind));
+    const FlightLog& flight = comm->comm->identity().flight();
+    const uint64_t ticket = flight.is_on() ? record_enqueueing(kKind, args, comm) : 0;
     const mep_result_t result = comm->backend->run(kKind, args, stream);
+    flight.end(ticket, result);
     return counted.end(result, result == MEP_SUCCESS ? given_bytes(kKind, args, *comm->comm) : 0);
   });
 }

@@ -209,6 +209,21 @@ mep_result_t run_messages(mep_comm_t comm, std::span<const MessageCall> calls,
   });
 }
 
+// Several are one record.
+uint64_t record_enqueueing(const Comm& comm, std::span<const StreamMessage> messages) {
+  if (!comm.identity().flight().is_on()) return 0;
+  const StreamMessage& first = messages[0];
+  const auto kind = messages.size() > 1 ? flight::Kind::kMessages
+                    : first.is_send     ? flight::Kind::kSend
+                                        : flight::Kind::kReceive;
+  return comm.identity().flight().begin({.epoch = comm.latest_view()->epoch,
+                                         .bytes = first.bytes,
+                                         .kind = kind,
+                                         .dtype = first.dtype,
+                                         .flags = flight::kEnqueued,
+                                         .peer = static_cast<int32_t>(first.peer)});
+}
+
 // On a communicator with a GPU: enqueued, or left to the group's end.
 mep_result_t enqueue_messages(mep_comm_t comm, std::span<const MessageCall> calls,
                               mep_stream_t stream) {
@@ -228,8 +243,10 @@ mep_result_t enqueue_messages(mep_comm_t comm, std::span<const MessageCall> call
     }
     for (const MessageCall& call : calls) counters.begin(kind_of(call.is_send));
     const std::span<const StreamMessage> made(messages, calls.size());
+    const uint64_t ticket = record_enqueueing(*comm->comm, made);
     const mep_result_t result = in_group() ? add_to_group(comm, stream, made)
                                            : comm->backend->enqueue_messages(made, stream);
+    comm->comm->identity().flight().end(ticket, result);
     for (const StreamMessage& each : made) {
       counters.end(kind_of(each.is_send), result, result == MEP_SUCCESS ? each.bytes : 0);
     }

@@ -306,6 +306,8 @@ constexpr size_t kMaxTextBytes = 4096;
   MEP_TRY(env_string("MEP_METRICS_FILE", &out->metrics_file, &is_set));
   std::string unused;
   MEP_TRY(rank_path("MEP_METRICS_FILE", out->metrics_file, 0, out->max_size == 1, &unused));
+  MEP_TRY(env_string("MEP_FLIGHT_RECORDER", &out->flight_recorder, &is_set));
+  MEP_TRY(rank_path("MEP_FLIGHT_RECORDER", out->flight_recorder, 0, out->max_size == 1, &unused));
   uint64_t seconds = out->metrics_interval_s;
   MEP_TRY(env_number("MEP_METRICS_INTERVAL_S", &seconds, &is_set));
   out->metrics_interval_s = static_cast<uint32_t>(seconds);

@@ -95,6 +95,7 @@ mep_result_t Collectives::start(Collective kind, const CollectiveArgs& args, Ope
   // An earlier call has passed over this change (defer_report()); this call reports it and fails.
   if (deferred_ != nullptr) [[unlikely]] {
     operation->epoch = deferred_->epoch;
+    record(*operation);
     fail_settled(*operation, std::exchange(deferred_, nullptr));
     return MEP_SUCCESS;
   }
@@ -124,6 +125,8 @@ mep_result_t Collectives::end_of_wait(Operation* operation) {
 // fingerprint of the next operation in which ranks wait for each other includes those calls, so a mismatch shows there.
 void Collectives::note_number(Operation& operation) {
   MEP_TEST_DELAY_POINT("enter");
+  if (comm().flight().is_on()) [[unlikely]]
+    record(operation);
   operation.contributors = &adopted().live;
   const uint32_t own = fingerprint(operation.kind, operation.args);
   const CollectiveType& type = type_of(operation);
@@ -135,6 +138,22 @@ void Collectives::note_number(Operation& operation) {
   }
   operation.fingerprint = (own ^ (rooted_fingerprint_ >> 8)) & EagerRing::kFingerprintMask;
   rooted_fingerprint_ = 0;
+}
+
+// An operation that begins anew in a later epoch keeps its record.
+void Collectives::record(Operation& operation) const {
+  const FlightLog& log = comm().flight();
+  if (log.again(operation.flight, operation.epoch, operation.seq)) return;
+  const CollectiveType& type = type_of(operation);
+  const bool is_own = operation.is_internal || operation.args.purpose != CallPurpose::kCall;
+  operation.flight = log.begin({.channel = engine_.id(),
+                                .epoch = operation.epoch,
+                                .number = operation.seq,
+                                .bytes = operation.given_bytes,
+                                .kind = flight::kind_of(operation.kind),
+                                .dtype = operation.args.dtype,
+                                .flags = is_own ? flight::kOwn : uint8_t{0},
+                                .peer = type.is_rooted ? operation.args.root : -1});
 }
 
 void Collectives::begin_again(Operation& operation) {
@@ -192,6 +211,8 @@ bool Collectives::finish(Operation& operation, mep_result_t result) {
     windows_.flush_puts();
   }
   if (!operation.is_internal) note_record(operation);
+  if (operation.flight != 0) [[unlikely]]
+    end_record(operation);
   if (operation.request != nullptr) end_request(operation);
   return true;
 }
@@ -318,6 +339,12 @@ void Collectives::note_missing(const Operation& operation) {
   } else if (type_of(operation).is_rooted && !adopted().is_live(root)) {
     add_rank(&record_.failed, root);
   }
+}
+
+void Collectives::end_record(const Operation& operation) const {
+  const bool has_missing = operation.change != nullptr && is_error(operation.result);
+  comm().flight().end(operation.flight, operation.result,
+                      has_missing ? &operation.change->missing : nullptr);
 }
 
 mep_result_t Collectives::last_op(mep_op_info_t* info) const {

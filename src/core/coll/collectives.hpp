@@ -144,6 +144,7 @@ class Collectives : public SideProgress {
   // For the engine.
   void note_number(Operation& operation);
   static void begin_again(Operation& operation);
+  void record(Operation& operation) const;
   bool step(Operation& operation);
   void settle(Operation& operation, const Decision& decision);
   void end(Operation& operation, mep_result_t result);
@@ -171,6 +172,7 @@ class Collectives : public SideProgress {
   uint64_t ask_overdue();
   void note_record(const Operation& operation);
   void note_missing(const Operation& operation);
+  void end_record(const Operation& operation) const;
   bool is_completable(uint64_t epoch, uint64_t seq, RetainedOperation* retained) const;
   void gather_completable(uint64_t done);
   void retain_for_others();

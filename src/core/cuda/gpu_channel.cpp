@@ -178,6 +178,34 @@ void GpuChannel::end(mep_result_t result) {
   publish(held_.size());
 }
 
+// Operations that begin and end between two calls are one record, of the last of them. One that was late keeps its own.
+void GpuChannel::record() {
+  const FlightLog& log = comm_.identity().flight();
+  if (!log.is_on()) return;
+  const uint64_t entered = load_pinned(&post_->entered);
+  if (entered != flight_.number) {
+    const uint64_t epoch = view()->epoch;
+    log.end(flight_.has_ended ? 0 : flight_.ticket, MEP_SUCCESS);
+    if (flight_.is_late || !log.again(flight_.ticket, epoch, entered)) {
+      flight_.ticket = log.begin(
+          {.channel = id_, .epoch = epoch, .number = entered, .kind = flight::Kind::kOnStream});
+    }
+    flight_ = {flight_.ticket, entered, false, false};
+  }
+  if (flight_.has_ended) return;
+  const uint64_t failed = load_pinned(&post_->failed);
+  flight_.has_ended = std::max(done(), failed) >= entered;
+  const bool is_late = load_pinned(&post_->late_seq) == entered;
+  if (is_late && !flight_.is_late) {
+    flight_.is_late = true;
+    log.note_late(flight_.ticket, {load_pinned(&post_->late_missing)});
+  }
+  if (!flight_.has_ended) return;
+  const bool has_failed = failed >= entered && load_pinned(&post_->failures) != 0;
+  log.end(flight_.ticket,
+          has_failed ? failure_at(*post_, load_pinned(&post_->failures)) : MEP_SUCCESS);
+}
+
 void GpuChannel::tell_late() {
   const uint64_t late = load_pinned(&post_->late_epoch);
   if (late == 0 || late == told_epoch_) return;

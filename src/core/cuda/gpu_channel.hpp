@@ -84,6 +84,8 @@ class GpuChannel {
   void end(mep_result_t result);
   // An operation is over its time: evidence for membership.
   void tell_late();
+  // Tells the flight recorder how far the device has come since the last call.
+  void record();
 
  private:
   bool acknowledged(uint64_t word) const;
@@ -96,6 +98,13 @@ class GpuChannel {
   device::CollPost* post_ = nullptr;
   uint64_t failures_told_ = 0;  // the user's thread's
   uint64_t told_epoch_ = 0;     // the watcher's: whose late operation was told
+  // The watcher's: the record of the latest operation that it has seen.
+  struct Flight {
+    uint64_t ticket = 0;
+    uint64_t number = 0;
+    bool has_ended = true;
+    bool is_late = false;
+  } flight_;
 
   mutable std::mutex mutex_;  // one writer of decisions at a time; guards the fields below
   uint64_t epoch_ = 1;

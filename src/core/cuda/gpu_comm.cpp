@@ -389,6 +389,7 @@ void GpuComm::watch() {
     messages_.end(terminal);
   }
   channel_.tell_late();
+  channel_.record();
 }
 
 }  // namespace mep

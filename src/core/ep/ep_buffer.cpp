@@ -110,6 +110,12 @@ void EpBuffer::begin_operation(Stage stage, EpHandle* handle) {
   op_.text.clear();
   op_.ended_by.reset();
   engine_.give_number(&op_);
+  const bool dispatches = stage == Stage::kDispatching;
+  op_.flight = comm_.identity().flight().begin(
+      {.channel = engine_.id(),
+       .epoch = op_.epoch,
+       .number = op_.seq,
+       .kind = dispatches ? flight::Kind::kDispatch : flight::Kind::kCombine});
   pending_epoch_.store(op_.epoch, std::memory_order_seq_cst);  // see quiesced()
 }
 
@@ -283,6 +289,7 @@ void EpBuffer::note_record(const std::vector<uint8_t>& contributed) {
   }
   // Whom this rank had not got all of yet may be any; those that went or had not called are the same on all.
   if (op_.ended_by != nullptr) record_.failed = op_.ended_by->missing;
+  comm_.identity().flight().end(op_.flight, op_.result, &record_.failed);
 }
 
 // The record of a call that only reports a change, which takes no number.

@@ -59,6 +59,7 @@ struct MessageOperation {
   uint64_t number = 0;       // of the calls of this rank on the comm, from 1
   uint64_t peer_number = 0;  // of the call at the other rank that it belongs to
   uint64_t moved_bytes = 0;
+  uint64_t flight = 0;      // its record, see FlightLog; 0: none
   mep_message_t message{};  // of a receive: what it takes; source is then its rank
   MessageMemory memory{};   // where it is read
 

@@ -38,7 +38,21 @@ void Messages::begin(MessageOperation* operation) {
     (void)step();
   MEP_TEST_DELAY_POINT("message begins");
   operation->number = ++number_;
-  if (!operation->is_send || !post_at_once(operation)) queue(operation);
+  if (comm_.flight().is_on()) [[unlikely]]
+    record(operation);
+  if (!operation->is_send || !post_at_once(operation)) return queue(operation);
+  comm_.flight().end(operation->flight, MEP_SUCCESS);
+}
+
+void Messages::record(MessageOperation* operation) const {
+  const auto kind = operation->is_send ? flight::Kind::kSend : flight::Kind::kReceive;
+  operation->flight = comm_.flight().begin({.channel = 0,
+                                            .epoch = epoch_,
+                                            .number = operation->number,
+                                            .bytes = operation->bytes,
+                                            .kind = kind,
+                                            .dtype = operation->dtype,
+                                            .peer = operation->peer});
 }
 
 void Messages::queue(MessageOperation* operation) {
@@ -151,6 +165,7 @@ void Messages::end(MessageOperation* operation, mep_result_t result, const char*
   operation->state = State::kEnded;
   operation->result = result;
   operation->epoch = epoch_;
+  comm_.flight().end(operation->flight, result);
   if (is_error(result)) std::snprintf(operation->text, sizeof operation->text, "%s", text);
   ring_event(operation->event);
 }

@@ -161,6 +161,7 @@ class Messages : public SideProgress {
   void step_all();
   bool take_turn();
   void queue(MessageOperation* operation);
+  void record(MessageOperation* operation) const;
   MessageList& list_of(const MessageOperation& operation);
   void move_to(MessageOperation* operation, MessageOperation::State state);
   static bool is_known_send(const MessageOperation& operation) {

@@ -12,7 +12,8 @@ CommIdentity::CommIdentity(std::shared_ptr<World> world, std::string name, uint6
       id_(id),
       name_(std::move(name)),
       slots_(std::move(slots)),
-      timeout_ms_(world_->config().timeout_ms) {
+      timeout_ms_(world_->config().timeout_ms),
+      flight_(world_->recorder(), id_, name_.get(), slots_) {
   for (uint32_t rank = 0; rank < slots_.size(); ++rank) {
     if (slots_[rank] == world_->self_slot()) rank_ = rank;
     member_slots_.add(slots_[rank]);

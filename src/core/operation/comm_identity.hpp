@@ -10,6 +10,7 @@
 
 #include "base/clock.hpp"
 #include "base/kept_name.hpp"
+#include "core/operation/flight_log.hpp"
 #include "core/world/wait.hpp"
 #include "core/world/world.hpp"
 
@@ -35,6 +36,7 @@ class CommIdentity {
   uint32_t size() const { return static_cast<uint32_t>(slots_.size()); }
   const std::vector<uint32_t>& slots() const { return slots_; }
   const membership::SlotSet& member_slots() const { return member_slots_; }
+  const FlightLog& flight() const { return flight_; }
   // Relaxed: a value for later calls, it orders nothing.
   uint32_t timeout_ms() const { return timeout_ms_.load(std::memory_order_relaxed); }
   void set_timeout_ms(uint32_t ms) { timeout_ms_.store(ms, std::memory_order_relaxed); }
@@ -50,6 +52,7 @@ class CommIdentity {
   membership::SlotSet member_slots_;
   uint32_t rank_ = 0;
   std::atomic<uint32_t> timeout_ms_;
+  const FlightLog flight_;
 };
 
 }  // namespace mep

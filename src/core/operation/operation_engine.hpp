@@ -42,6 +42,7 @@ struct OperationState {
   uint64_t seq = 0;
   mep_result_t result = MEP_SUCCESS;
   bool finished = false;  // the result is final
+  uint64_t flight = 0;    // its record, see FlightLog; 0: none
   Op* behind = nullptr;   // in the engine's queue
 };
 

@@ -20,6 +20,7 @@
 #include "core/bootstrap/bootstrap.hpp"
 #include "core/membership/membership.hpp"
 #include "core/world/admissions.hpp"
+#include "core/world/flight_recorder.hpp"
 #include "core/world/pending_comms.hpp"
 #include "core/world/progress_thread.hpp"
 #include "core/world/request_event.hpp"
@@ -65,6 +66,8 @@ class World : public std::enable_shared_from_this<World> {
   // Null: pending operations go on within calls alone.
   ProgressThread* progress_thread() const { return progress_thread_.get(); }
   PendingComms& pending_comms() { return pending_comms_; }
+  // Null: operations are not recorded.
+  FlightRecorder* recorder() const { return recorder_.get(); }
 
   // See WorldEnd::result().
   mep_result_t terminal_result() const { return end_.result(); }
@@ -162,6 +165,7 @@ class World : public std::enable_shared_from_this<World> {
   std::unique_ptr<RequestEvent> request_event_;
   std::unique_ptr<ProgressThread> progress_thread_;
   PendingComms pending_comms_;
+  const std::unique_ptr<FlightRecorder> recorder_;
   std::mutex comm_ids_mutex_;
   std::set<uint64_t> comm_ids_;  // see take_comm_id()
 };
