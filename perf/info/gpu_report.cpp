@@ -4,7 +4,7 @@
 
 #include "base/build_info.hpp"
 #include "base/status.hpp"
-#include "core/topo/preferred_hca.hpp"
+#include "core/topo/hca_choice.hpp"
 #include "report.hpp"
 #if MEP_HAVE_CUDA
 #include "transport/cuda/device_memory.hpp"

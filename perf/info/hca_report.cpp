@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "base/status.hpp"
+#include "core/topo/hca_choice.hpp"
 #include "core/topo/hca_topology.hpp"
-#include "core/topo/preferred_hca.hpp"
 
 namespace mep {
 namespace {

@@ -17,7 +17,7 @@
 #include "base/env.hpp"
 #include "base/status.hpp"
 #include "core/topo/host_topology.hpp"
-#include "core/topo/usable_cores.hpp"
+#include "core/topo/usable.hpp"
 #include "gpu_report.hpp"
 #include "hca_report.hpp"
 #include "queue_report.hpp"

@@ -7,7 +7,7 @@
 
 #include "core/ep/ep_object.hpp"
 #include "core/ep/host_buffers.hpp"
-#include "core/topo/usable_memory.hpp"
+#include "core/topo/usable.hpp"
 #include "support/ep_rounds.hpp"
 #include "support/refused.hpp"
 

@@ -13,7 +13,6 @@
 #include "base/status.hpp"
 #include "core/topo/hca_choice.hpp"
 #include "core/topo/hca_topology.hpp"
-#include "core/topo/preferred_hca.hpp"
 #include "support/cmocka_cpp.hpp"
 #include "support/temporary_folder.hpp"
 

@@ -11,8 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "core/topo/usable_cores.hpp"
-#include "core/topo/usable_memory.hpp"
+#include "core/topo/usable.hpp"
 #include "support/cmocka_cpp.hpp"
 #include "support/temporary_folder.hpp"
 

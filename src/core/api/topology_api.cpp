@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "core/api/api_guard.hpp"
-#include "core/topo/preferred_hca.hpp"
+#include "core/topo/hca_choice.hpp"
 
 mep_result_t mep_preferred_hca(const char* location, char* name, size_t capacity) {
   return mep::guarded([&]() -> mep_result_t {

@@ -10,9 +10,11 @@
 #include <memory>
 #include <vector>
 
+#include "base/clock.hpp"
+#include "base/status.hpp"
 #include "core/coll/block_counts.hpp"
-#include "core/coll/request_state.hpp"
 #include "core/operation/operation_engine.hpp"
+#include "core/operation/operation_record.hpp"
 #include "mep.h"
 #include "protocol/operations.hpp"
 
@@ -23,6 +25,15 @@ struct Operation;
 
 // Which function of the ABI an operation belongs to: its own, or one that is made of operations.
 enum class CallPurpose : uint8_t { kCall, kSplit, kAgree, kEp };
+
+// The state of an operation that belongs to a request, and so goes on after its call.
+struct RequestState {
+  Deadline deadline = Deadline::never();
+  int event = -1;  // an eventfd to write to when the operation has ended; -1: none
+  // Once it has ended:
+  OperationRecord record;
+  char text[kErrorTextBytes] = "";  // of an error; on whichever thread it happened
+};
 
 struct CollectiveArgs {
   const void* send = nullptr;

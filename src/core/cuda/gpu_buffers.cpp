@@ -7,7 +7,7 @@
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/cuda/pinned_word.hpp"
-#include "core/topo/usable_memory.hpp"
+#include "core/topo/usable.hpp"
 
 namespace mep {
 namespace {

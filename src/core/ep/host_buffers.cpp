@@ -5,7 +5,7 @@
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/comm/backend.hpp"
-#include "core/topo/usable_memory.hpp"
+#include "core/topo/usable.hpp"
 
 namespace mep {
 

@@ -6,8 +6,8 @@
 
 #include "base/log.hpp"
 #include "base/status.hpp"
-#include "core/topo/preferred_hca.hpp"
-#include "core/topo/usable_cores.hpp"
+#include "core/topo/hca_choice.hpp"
+#include "core/topo/usable.hpp"
 #include "core/world/offer.hpp"
 
 namespace mep {

@@ -8,7 +8,7 @@
 #include "base/clock.hpp"
 #include "base/env.hpp"
 #include "base/log.hpp"
-#include "core/topo/usable_cores.hpp"
+#include "core/topo/usable.hpp"
 #include "core/world/offer.hpp"
 
 namespace mep {

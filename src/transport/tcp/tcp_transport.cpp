@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <shared_mutex>
 
+#include "base/env.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "base/system_error.hpp"
@@ -40,6 +41,13 @@ bool watch(int epoll, int fd, uint64_t data) {
   event.events = EPOLLIN;
   event.data.u64 = data;
   return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+[[nodiscard]] mep_result_t read_options(Options* out) {
+  bool is_set = false;
+  MEP_TRY(env_string("MEP_NET_IF", &out->interfaces, &is_set));
+  MEP_TRY(env_bool("MEP_ENCRYPT", &out->encrypts, &is_set));
+  return env_bool("MEP_AUTHENTICATE", &out->authenticates_all, &is_set);
 }
 
 }  // namespace

@@ -22,12 +22,18 @@
 #include <vector>
 
 #include "transport/tcp/greeter.hpp"
-#include "transport/tcp/options.hpp"
 #include "transport/tcp/peer.hpp"
 #include "transport/tcp/writer_first_lock.hpp"
 #include "transport/transport.hpp"
 
 namespace mep::tcp {
+
+// The environment's options for connections.
+struct Options {
+  std::string interfaces;          // MEP_NET_IF: globs of interface names; empty: all that are up
+  bool encrypts = false;           // MEP_ENCRYPT: frames are encrypted too
+  bool authenticates_all = false;  // MEP_AUTHENTICATE: those between ranks of one host too
+};
 
 class TcpTransport final : public Transport, private PeerEvents {
  public:

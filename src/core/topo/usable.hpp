@@ -1,5 +1,5 @@
-// How many cores this process may use: its affinity mask, and no more than the CPU quota of its
-// control groups. Read afresh at each call (a few system calls): not for inner loops.
+// How much of the machine this process may use: cores and memory, by its affinity and the control groups that limit it, its
+// own and all above it. Read afresh at each call (a few system calls): not for inner loops.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,8 @@
 #include "mep.h"
 
 namespace mep {
+
+// --- Cores ---
 
 // Cores that this process may use: affinity, cgroup quota; at least 1.
 int usable_cores();
@@ -27,5 +29,15 @@ int cgroup_core_limit();
 // and a folder that stands before every mount point.
 int cgroup_core_limit(const std::string& cgroup_text, const std::string& mountinfo_text,
                       const std::string& root);
+
+// --- Memory ---
+
+// Bytes: the machine's memory, or the least limit of the control groups; 0: unknown.
+uint64_t usable_memory();
+
+// The least limit of the control groups, bytes; 0: there is none. Arguments as cgroup_core_limit()
+// has them.
+uint64_t cgroup_memory_limit(const std::string& cgroup_text, const std::string& mountinfo_text,
+                             const std::string& root);
 
 }  // namespace mep
