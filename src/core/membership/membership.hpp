@@ -180,7 +180,7 @@ using Action =
 enum class Phase : uint8_t {
   kJoining = 0,
   kStable = 1,    // no view change under way
-  kWedging = 2,   // Freeze given, not answered
+  kFreezing = 2,  // Freeze given, not answered
   kChanging = 3,  // frozen; proposing, catching up, fencing or waiting for the commit
   kLeft = 4,
   kEvicted = 5,

@@ -21,7 +21,7 @@ void Membership::step() {
       watch_join();
     } else {
       if (phase_ == Phase::kStable && change_wanted()) {
-        phase_ = Phase::kWedging;
+        phase_ = Phase::kFreezing;
         progress_us_ = now_us_;
         give(Freeze{view_->epoch});
       }
@@ -40,7 +40,7 @@ void Membership::step() {
 }
 
 void Membership::on_frozen(uint64_t epoch, std::vector<ChannelState> channels) {
-  if (phase_ != Phase::kWedging || epoch != view_->epoch) return;
+  if (phase_ != Phase::kFreezing || epoch != view_->epoch) return;
   phase_ = Phase::kChanging;
   row_.frozen = true;
   // In order, so that all members find a channel fast, and each once.
@@ -129,7 +129,7 @@ uint64_t Membership::progress_mark() const {
 }
 
 void Membership::watch_progress() {
-  if (phase_ != Phase::kWedging && phase_ != Phase::kChanging) return;
+  if (phase_ != Phase::kFreezing && phase_ != Phase::kChanging) return;
   const uint64_t mark = progress_mark();
   if (mark != progress_mark_) {
     progress_mark_ = mark;
@@ -139,7 +139,7 @@ void Membership::watch_progress() {
   const uint64_t stalled_us = now_us_ - progress_us_;
   const SlotSet present = live();
   const bool next_stall = now_us_ >= stall_acted_us_ + config_.stalled_change_us;
-  if (phase_ == Phase::kWedging) {
+  if (phase_ == Phase::kFreezing) {
     // Its own channels do not freeze: this rank is what holds the others up.
     if (2 * stalled_us >= config_.stalled_change_us) give_up();
   } else if (stalled_us >= 4 * config_.stalled_change_us) {

@@ -63,7 +63,7 @@ void ViewChange::take_what_has_come() {
   }
 }
 
-// Wedging waits for threads that post, and they must not wait for members that are gone.
+// A freeze waits for threads that post, and they must not wait for members that are gone.
 void ViewChange::give_up_the_gone() {
   if (!peers_.network().active()) return;
   for (uint32_t slot = 0; slot < peers_.count(); ++slot) {
