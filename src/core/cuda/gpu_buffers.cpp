@@ -34,7 +34,7 @@ Receive with_status(Receive receive, device::OpStatus* own) {
 
 }  // namespace
 
-GpuBuffers::GpuBuffers(Comm& comm, GpuBackend& backend, const EpShape& shape,
+GpuBuffers::GpuBuffers(Comm& comm, CudaBackend& backend, const EpShape& shape,
                        const EpDeviceOptions& options)
     : comm_(comm),
       backend_(backend),
@@ -333,11 +333,6 @@ bool GpuBuffers::in_flight() {
   });
 }
 
-mep_result_t GpuBuffers::check_call(const void* stream) const {
-  MEP_TRY(comm_.identity().check_world());
-  return backend_.check_stream(stream);
-}
-
 // Before an operation begins.
 mep_result_t GpuBuffers::begin_call(Buffer& buffer, void* stream) {
   if (!views_.in_step()) return catch_up(buffer, stream);
@@ -428,10 +423,9 @@ device::EpLaunch GpuBuffers::launch(const Buffer& buffer, const EpHandle& handle
 mep_result_t GpuBuffers::dispatch(EpHandle& handle, const mep_dispatch_send_t* send,
                                   const mep_dispatch_receive_t* receive, void* stream) {
   Buffer& buffer = buffers_[handle.buffer];
-  MEP_TRY(check_call(stream));
   const DeviceScope scope(backend_.device());
   MEP_TRY(scope.check());
-  MEP_TRY(check_stream_device(backend_.device(), stream));
+  MEP_TRY(backend_.check_call(stream));
   mep_ep_view_t view{};
   fill_view(handle.buffer, &view);
   MEP_TRY(
@@ -462,10 +456,9 @@ mep_result_t GpuBuffers::dispatch(EpHandle& handle, const mep_dispatch_send_t* s
 mep_result_t GpuBuffers::combine(EpHandle& handle, const mep_combine_send_t* send,
                                  const mep_combine_receive_t* receive, void* stream) {
   Buffer& buffer = buffers_[handle.buffer];
-  MEP_TRY(check_call(stream));
   const DeviceScope scope(backend_.device());
   MEP_TRY(scope.check());
-  MEP_TRY(check_stream_device(backend_.device(), stream));
+  MEP_TRY(backend_.check_call(stream));
   mep_ep_view_t view{};
   fill_view(handle.buffer, &view);
   MEP_TRY(check_combine_call(backend_.device(), shape_, buffer.calls, handle, view, send, receive));

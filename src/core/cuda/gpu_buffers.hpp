@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "core/cuda/cuda_backend.hpp"
 #include "core/cuda/ep_call.hpp"
 #include "core/cuda/ep_geometry.hpp"
 #include "core/cuda/ep_views.hpp"
@@ -33,7 +34,8 @@ namespace mep {
 
 class GpuBuffers final : public EpBuffers, public GpuPart {
  public:
-  GpuBuffers(Comm& comm, GpuBackend& backend, const EpShape& shape, const EpDeviceOptions& options);
+  GpuBuffers(Comm& comm, CudaBackend& backend, const EpShape& shape,
+             const EpDeviceOptions& options);
   ~GpuBuffers() override;
   GpuBuffers(const GpuBuffers&) = delete;
   GpuBuffers& operator=(const GpuBuffers&) = delete;
@@ -94,7 +96,6 @@ class GpuBuffers final : public EpBuffers, public GpuPart {
   mep_result_t connect_buffers(const CommView& view, const Deadline& deadline);
   mep_result_t choose_ctas();
   device::DeviceControl control_of(const CommView& view) const;
-  mep_result_t check_call(const void* stream) const;
   mep_result_t begin_call(Buffer& buffer, void* stream);
   mep_result_t catch_up(Buffer& buffer, void* stream);
   mep_result_t move_to_view(Buffer& buffer, const CommView& view, void* stream);
@@ -104,7 +105,7 @@ class GpuBuffers final : public EpBuffers, public GpuPart {
   void read_reports();
 
   Comm& comm_;
-  GpuBackend& backend_;
+  CudaBackend& backend_;
   const EpShape shape_;
   const EpDeviceOptions options_;
   const device::EpGeometry geometry_;

@@ -26,6 +26,19 @@ struct GpuDescription {
   uint64_t window_bytes;
 };
 
+// Several blocks may have one place, which is looked at once.
+mep_result_t check_blocks(int32_t device, const void* buffer,
+                          std::span<const device::CollBlock> blocks, const char* name) {
+  const std::byte* last = nullptr;
+  for (const device::CollBlock& block : blocks) {
+    const std::byte* const at = static_cast<const std::byte*>(buffer) + block.at;
+    if (block.bytes == 0 || at == last) continue;
+    MEP_TRY(check_pointer(device, at, name));
+    last = at;
+  }
+  return MEP_SUCCESS;
+}
+
 }  // namespace
 
 mep_result_t check_device(int32_t device) {
@@ -208,19 +221,13 @@ mep_result_t GpuComm::launch_counted(const CollectiveArgs& args, CollCall* call,
       blocks.given[rank] = {laid.given[rank].offset, laid.given[rank].bytes};
     if (facts.gives(rank, call->root))
       blocks.gotten[rank] = {laid.gotten[rank].offset, laid.gotten[rank].bytes};
-    if (blocks.given[rank].bytes != 0) {
-      MEP_TRY(check_pointer(
-          device(), static_cast<const std::byte*>(args.send) + blocks.given[rank].at, "sendbuf"));
-    }
-    if (blocks.gotten[rank].bytes != 0) {
-      MEP_TRY(check_pointer(
-          device(), static_cast<std::byte*>(args.receive) + blocks.gotten[rank].at, "recvbuf"));
-    }
     // In these all ranks know all lengths.
     if (call->kind == Collective::k_allgatherv)
       call->bytes = std::max(call->bytes, blocks.gotten[rank].bytes);
     if (facts.takes_op) call->bytes = std::max(call->bytes, blocks.given[rank].bytes);
   }
+  MEP_TRY(check_blocks(device(), args.send, blocks.given, "sendbuf"));
+  MEP_TRY(check_blocks(device(), args.receive, blocks.gotten, "recvbuf"));
   return device::launch_coll(*call, state_, layout_, 0, stream, &blocks);
 }
 

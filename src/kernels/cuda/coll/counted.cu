@@ -1,6 +1,6 @@
-// Allgather, gather, scatter, alltoall and reduce-scatter with a length for each block. A rank knows the lengths of what it gives and
-// gets itself, no others. So in a first step, of packets, each tells each other what it gives it, and the longest block
-// that it gives any; then all know how many chunks there are, and these go as those of blocks.cu.
+// Allgather, gather, scatter, alltoall and reduce-scatter with a length for each block. A rank knows the lengths of what
+// it gives and gets itself, no others. So in a first step, of packets, each tells each other what it gives it, and the
+// longest block that it gives any; then all know how many chunks there are, and these go as those of blocks.cu.
 //
 // A rank that expects another length says so by its word of the next step, which has another fingerprint: all fail with
 // MEP_ERR_MISMATCH then, two steps after they began.

@@ -15,6 +15,7 @@ constexpr uint32_t kMostWorkers = kMostMessages * kMessageLanes;
 constexpr uint32_t kLeastCtas = 16;
 constexpr uint32_t kThreads = 256;
 constexpr uint32_t kWorkersOfCta = (kMostWorkers + kLeastCtas - 1) / kLeastCtas;
+static_assert(kWorkersOfCta <= kThreads, "each worker has a thread");
 // A look at the host crosses the bus, and one at the clock takes as long as many at words.
 constexpr uint32_t kLooksPerHostLook = 64;
 
