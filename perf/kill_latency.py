@@ -21,7 +21,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 LIMIT_S = 120
 
 
-def be_a_rank(gb, with_torch, folder):
+def rank_of_hosts(gb, with_torch):
+    """A communicator, one reduction on it, and the memory to be kept."""
     items = int(gb * 2**28)
     if with_torch:
         import torch
@@ -33,18 +34,10 @@ def be_a_rank(gb, with_torch, folder):
         memory = np.ones(items, np.float32)
     comm = mep.init()
     value = np.ones(2, np.float32)
-    comm.allreduce(value)
-    (folder / str(comm.rank)).touch()
-    try:
-        while True:
-            value[:] = 1
-            comm.allreduce(value)
-    except mep.PeerFailedError:
-        print(time.monotonic(), flush=True)
-    os._exit(0 if memory is not None else 1)  # the other survivor may have left
+    return comm, lambda: comm.allreduce(value, op="max"), memory
 
 
-def be_a_rank_of_gpus(gb, folder):
+def rank_of_gpus(gb):
     import torch
     import mep
     comm = mep.init(device="by_rank")
@@ -58,6 +51,12 @@ def be_a_rank_of_gpus(gb, folder):
         torch.cuda.synchronize()
         comm.async_result()
 
+    return comm, reduce, memory
+
+
+def be_a_rank(options, folder):
+    comm, reduce, memory = rank_of_gpus(options.gb) if options.gpu else rank_of_hosts(options.gb, options.torch)
+    import mep
     reduce()
     (folder / str(comm.rank)).touch()
     try:
@@ -65,7 +64,7 @@ def be_a_rank_of_gpus(gb, folder):
             reduce()
     except mep.PeerFailedError:
         print(time.monotonic(), flush=True)
-    os._exit(0 if memory is not None else 1)
+    os._exit(0 if memory is not None else 1)  # the other survivor may have left
 
 
 def kill_once(options, number):
@@ -97,10 +96,8 @@ def main():
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--rank", type=pathlib.Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.rank and options.gpu:
-        be_a_rank_of_gpus(options.gb, options.rank)
     if options.rank:
-        be_a_rank(options.gb, options.torch, options.rank)
+        be_a_rank(options, options.rank)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "bindings/python"), os.environ.get("PYTHONPATH", "")])
     os.environ.setdefault("MEP_LIBRARY", str(ROOT / "build/release/lib/libmep.so"))
     times = sorted(kill_once(options, number) for number in range(options.kills))
