@@ -1,17 +1,10 @@
-// Rendezvous by address list. A thread of its own talks with the meeting points, and is one where it
-// can bind a listed address: so a name server, a flood of strangers or a dead host keeps nobody else
-// waiting. In a running world the thread goes on only to take an address over when the one that
-// served it has ended.
-#include <pthread.h>
-
+// The store at a list of addresses. A rank that can bind one of them serves there as meeting point, and each starting
+// rank and joiner calls all of them. Nothing here blocks but a name server. In a running world a member takes an
+// address over when the process that served there has ended.
 #include <algorithm>
-#include <atomic>
-#include <mutex>
-#include <thread>
+#include <cerrno>
 
-#include "base/library_thread.hpp"
 #include "base/log.hpp"
-#include "base/request_event.hpp"
 #include "base/status.hpp"
 #include "base/system_error.hpp"
 #include "core/bootstrap/meeting_point.hpp"
@@ -24,508 +17,389 @@ constexpr uint64_t kConnectLimitMs = 2000;
 constexpr uint64_t kFirstPauseMs = 5;
 constexpr uint64_t kLongestPauseMs = 200;
 constexpr uint64_t kResolveEveryMs = 1000;
+constexpr uint64_t kBindEveryMs = 200;
 constexpr uint64_t kTakeOverEveryMs = 1000;
-// So long all meeting points must refuse before that is believed: one of them may be a stranger.
-constexpr uint64_t kRefusedLimitMs = 3000;
-// So long and so often another program must have answered before it is believed to stay.
-constexpr uint64_t kStrangerLimitMs = 1000;
-constexpr unsigned kStrangerTimes = 3;
-constexpr int kLongestWaitMs = 1000;
+// So long and so often an address must have been wrong before it is believed to stay so.
+constexpr uint64_t kWrongLimitMs = 3000;
+constexpr unsigned kWrongTimes = 3;
 
 class AddressStore final : public PlaceStore {
  public:
   AddressStore(const ResolvedConfig& config, const SelfDescription& self, RendezvousPurpose purpose,
                const Gate& gate)
-      : self_(self),
-        purpose_(purpose),
+      : purpose_(purpose),
         gate_(gate),
         hello_(make_hello(HelloKind::kMeet, config, self)),
         point_(hello_, gate) {}
-  ~AddressStore() override;
 
   mep_result_t open(const std::string& addresses, UniqueFd listener);
 
   mep_result_t watch() override;
-  int fd() const override { return update_event_.get(); }
-  bool is_open() const override;
+  int fd() const override { return point_.fd(); }
+  int wait_ms(int cap) const override;
+  bool is_open() const override { return std::any_of(calls_.begin(), calls_.end(), is_answered); }
   mep_result_t put(const Place& place) override;
   void erase(uint32_t slot, uint64_t incarnation) override;
   bool has_own() const override;
   std::vector<Place> get(uint32_t slot) const override;
   std::string explain() const override;
-  std::string turned_away() const override;
+  std::string turned_away() const override { return point_.turned_away(); }
   void settle(const std::vector<Place>& members) override;
+  void serve() override;
+  void close() override { point_.close(); }
 
  private:
-  // A listed address, and the connection to whoever serves there.
-  struct Client {
+  // A connection to whoever serves at a listed address.
+  struct Line {
+    Line(UniqueFd socket, const JobSecret& secret, const Details& details)
+        : link(std::move(socket)), greeting(HandshakeSide::kCaller, true, secret, details) {}
+    ControlLink link;
+    Greeting greeting;
+    Deadline limit = Deadline::after_ms(kConnectLimitMs);
+    bool is_made = false;
+    bool heard = false;     // something of MEP
+    bool answered = false;  // it has told its roll
+    std::map<PlaceKey, Place> roll;
+  };
+  // A listed address.
+  struct Call {
     ListedAddress listed;
     std::vector<NetAddress> resolved;
     size_t next = 0;  // of `resolved`, to try
     Deadline next_resolve = Deadline::at(0);
     Deadline next_bind = Deadline::at(0);
-    uint64_t bind_pause_ms = kLongestPauseMs;
     Deadline next_try = Deadline::at(0);
     uint64_t pause_ms = 0;
-    bool serves = false;  // this process does
-    std::unique_ptr<ControlLink> link;
-    std::unique_ptr<Greeting> greeting;
-    bool broken = false;  // the link is to be closed, but may be in use
-    Deadline limit = Deadline::never();
-    bool open = false;          // it has told its roll
-    uint64_t told_version = 0;  // of the own place
-    std::map<std::pair<uint32_t, uint64_t>, Place> roll;
-    bool is_made = false;       // the connection
-    bool heard = false;         // something of MEP, by this connection
-    std::string bind_obstacle;  // why this process does not serve there
-    std::string stranger;       // what another program does there; empty: none is known
-    unsigned strange_answers = 0;
-    uint64_t strange_since_ns = 0;
-    bool stranger_stays = false;
-    std::string obstacle;
-    mep_result_t refusal = MEP_SUCCESS;
-    uint64_t refused_since_ns = 0;
+    bool serves = false;         // this process does
+    std::string bind_obstacle;   // why it does not
+    std::unique_ptr<Line> line;  // null: none now
+    std::string obstacle;        // why there is no answer
+    mep_result_t wrong =
+        MEP_SUCCESS;           // that nobody can meet there; success: no such thing is known
+    bool is_stranger = false;  // it is so since another program has the address
+    unsigned wrong_times = 0;
+    uint64_t wrong_since_ns = 0;
   };
+  static bool is_answered(const Call& call) { return call.line != nullptr && call.line->answered; }
+  static bool stays_wrong(const Call& call);
+  static std::string explain_call(const Call& call);
 
-  void loop();
-  void round(std::unique_lock<std::mutex>* lock);
-  void give_up_for_memory();
-  void wake() const { ring_event(wake_.get()); }
-  void signal_update() const { ring_event(update_event_.get()); }
-  void resolve(std::unique_lock<std::mutex>* lock);
-  void bind_addresses(Client* client);
-  void serve_client(Client* client);
-  void connect(Client* client);
-  void converse(Client* client);
-  void drop(Client* client, const std::string& obstacle);
-  void refused(Client* client, mep_result_t code, const std::string& text);
-  void found_stranger(Client* client, bool is_certain, const char* does);
-  static std::string explain_client(const Client& client);
-  void take(Client* client, Frame* frame);
-  void take_abort(Client* client, const Frame& frame);
-  void tell_entry(Client* client);
-  int wait_ms() const;
+  void resolve(Call* call) const;
+  void bind_addresses(Call* call);
+  void connect(Call* call);
+  void converse(Call* call);
+  void drop(Call* call, const std::string& obstacle);
+  void found_wrong(Call* call, mep_result_t code, const std::string& text);
+  void found_stranger(Call* call, bool is_certain, const std::string& does);
+  mep_result_t take(Call* call, Frame* frame);
+  void take_updates(Call* call, std::vector<EntryUpdate>&& updates);
+  void tell_own(Line* line) const;
   // Members and starting ranks serve; a joiner would be a meeting point at which nobody is.
   bool may_serve() const { return purpose_ == RendezvousPurpose::kStart || settled_; }
 
-  const SelfDescription self_;
   const RendezvousPurpose purpose_;
   const Gate& gate_;
   const Hello hello_;
-  UniqueFd wake_;
-  UniqueFd update_event_;
-  std::thread thread_;
-
-  mutable std::mutex mutex_;  // guards all below
+  const Details no_details_;
   MeetingPoint point_;
-  std::vector<Client> clients_;
-  Details no_details_;
-  Place own_;
-  uint64_t own_version_ = 0;  // 0: not announced
+  std::vector<Call> calls_;
+  Place own_;  // incarnation 0: not put yet
   bool settled_ = false;
-  bool stopping_ = false;
-  mep_result_t failure_ = MEP_SUCCESS;
+  mep_result_t failure_ = MEP_SUCCESS;  // of the start, told by who knows the secret
   std::string failure_text_;
 };
 
-AddressStore::~AddressStore() {
-  if (!thread_.joinable()) return;
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
-  }
-  wake();
-  thread_.join();
-}
-
 mep_result_t AddressStore::open(const std::string& addresses, UniqueFd listener) {
+  if (point_.fd() < 0) return fail_call("the rendezvous", "epoll_create1", errno);
   std::vector<ListedAddress> listed;
   MEP_TRY(parse_address_list(addresses, &listed));
   for (ListedAddress& address : listed) {
-    clients_.emplace_back();
-    clients_.back().listed = std::move(address);
-    clients_.back().serves = listener.valid();
+    calls_.emplace_back();
+    calls_.back().listed = std::move(address);
+    calls_.back().serves = listener.valid();
   }
   if (listener.valid()) point_.add_listener(std::move(listener));
-  MEP_TRY(open_eventfd("the rendezvous", 0, &wake_));
-  MEP_TRY(open_eventfd("the rendezvous", 0, &update_event_));
-  return start_library_thread(
-      "the rendezvous thread", [this] { loop(); }, &thread_);
+  return MEP_SUCCESS;
 }
 
 mep_result_t AddressStore::watch() {
-  uint64_t count = 0;
-  (void)!read(update_event_.get(), &count, sizeof count);
-  const std::lock_guard lock(mutex_);
+  for (Call& call : calls_) resolve(&call);
+  serve();
+  for (Call& call : calls_) {
+    if (call.line == nullptr) connect(&call);
+    if (call.line != nullptr) converse(&call);
+  }
   if (failure_ != MEP_SUCCESS) return fail(failure_, "%s", failure_text_.c_str());
-  const Client* refused = nullptr;
+  if (is_open()) return MEP_SUCCESS;
+  const Call* wrong = nullptr;
   size_t strangers = 0;
-  for (const Client& client : clients_) {
-    if (client.open) return MEP_SUCCESS;
-    strangers += client.stranger_stays ? 1 : 0;
-    if (client.refusal != MEP_SUCCESS &&
-        now_ns() - client.refused_since_ns > kRefusedLimitMs * 1'000'000) {
-      refused = &client;
-    }
+  for (const Call& call : calls_) {
+    if (!stays_wrong(call)) continue;
+    strangers += call.is_stranger ? 1 : 0;
+    // Beside another program's address there may be a right one.
+    if (!call.is_stranger || strangers == calls_.size()) wrong = &call;
   }
-  if (strangers > 0 && strangers == clients_.size()) {
-    return fail(MEP_ERR_BOOTSTRAP, "%s", explain_client(clients_[0]).c_str());
-  }
-  if (refused == nullptr) return MEP_SUCCESS;
-  return fail(refused->refusal, "%s", refused->obstacle.c_str());
+  if (wrong == nullptr) return MEP_SUCCESS;
+  return fail(wrong->wrong, "%s", explain_call(*wrong).c_str());
 }
 
-bool AddressStore::is_open() const {
-  const std::lock_guard lock(mutex_);
-  return std::any_of(clients_.begin(), clients_.end(),
-                     [](const Client& client) { return client.open; });
+void AddressStore::serve() {
+  for (Call& call : calls_) bind_addresses(&call);
+  point_.progress();
+}
+
+int AddressStore::wait_ms(int cap) const {
+  int limit_ms = point_.wait_ms(cap);
+  for (const Call& call : calls_) {
+    const bool answered = is_answered(call);
+    if (!call.serves && !answered && may_serve()) limit_ms = call.next_bind.left_ms(limit_ms);
+    if (settled_ || answered) continue;
+    const Deadline& next = call.line != nullptr    ? call.line->limit
+                           : call.resolved.empty() ? call.next_resolve
+                                                   : call.next_try;
+    limit_ms = next.left_ms(limit_ms);
+  }
+  return limit_ms;
 }
 
 mep_result_t AddressStore::put(const Place& place) {
-  const std::lock_guard lock(mutex_);
   if (settled_) {
     point_.add(place);
-  } else {
-    own_ = place;
-    ++own_version_;
+    return MEP_SUCCESS;
   }
-  wake();
+  own_ = place;
+  for (const Call& call : calls_) {
+    if (is_answered(call)) tell_own(call.line.get());
+  }
   return MEP_SUCCESS;
 }
 
 // A meeting point tells everybody, the sender too, of each place in the order in which they came.
 bool AddressStore::has_own() const {
-  const std::lock_guard lock(mutex_);
-  return std::all_of(clients_.begin(), clients_.end(), [this](const Client& client) {
-    return !client.open || client.roll.contains(own_.key());
+  return std::all_of(calls_.begin(), calls_.end(), [this](const Call& call) {
+    return !is_answered(call) || call.line->roll.contains(own_.key());
   });
 }
 
 std::vector<Place> AddressStore::get(uint32_t slot) const {
-  const std::lock_guard lock(mutex_);
-  std::vector<Place> found;
-  for (const Client& client : clients_) {
-    const auto begin = client.roll.lower_bound({slot, 0});
-    for (auto each = begin; each != client.roll.end() && each->first.first == slot; ++each) {
-      const uint64_t incarnation = each->first.second;
-      if (std::none_of(found.begin(), found.end(),
-                       [&](const Place& other) { return other.incarnation == incarnation; })) {
-        found.push_back(each->second);
-      }
+  std::map<uint64_t, Place> found;  // by incarnation
+  for (const Call& call : calls_) {
+    if (call.line == nullptr) continue;
+    const auto& roll = call.line->roll;
+    for (auto each = roll.lower_bound({slot, 0}); each != roll.end() && each->first.first == slot;
+         ++each) {
+      found.emplace(each->first.second, each->second);
     }
   }
-  return found;
+  std::vector<Place> places;
+  for (auto& [incarnation, place] : found) places.push_back(std::move(place));
+  return places;
 }
 
 std::string AddressStore::explain() const {
-  const std::lock_guard lock(mutex_);
+  if (is_open()) return {};
   std::string text;
-  for (const Client& client : clients_) {
-    if (client.open) return {};
-    if (!text.empty()) text += "; ";
-    text += explain_client(client);
-  }
+  for (const Call& call : calls_) text += (text.empty() ? "" : "; ") + explain_call(call);
   return text;
 }
 
-std::string AddressStore::explain_client(const Client& client) {
-  std::string text = "meeting point " + client.listed.text() + ": ";
-  if (!client.stranger.empty()) {
-    text += "what answers there is not a rendezvous of MEP, it " + client.stranger +
-            ": choose another port for MEP_RENDEZVOUS";
-  } else {
-    text += client.obstacle.empty() ? "no answer" : client.obstacle;
-  }
-  return client.bind_obstacle.empty() ? text : text + " (" + client.bind_obstacle + ")";
-}
-
-std::string AddressStore::turned_away() const {
-  const std::lock_guard lock(mutex_);
-  return point_.turned_away();
+std::string AddressStore::explain_call(const Call& call) {
+  const std::string text = "meeting point " + call.listed.text() + ": " +
+                           (call.obstacle.empty() ? "no answer" : call.obstacle);
+  return call.bind_obstacle.empty() ? text : text + " (" + call.bind_obstacle + ")";
 }
 
 void AddressStore::settle(const std::vector<Place>& members) {
-  const std::lock_guard lock(mutex_);
   settled_ = true;
-  for (Client& client : clients_) {
-    client.link.reset();
-    client.greeting.reset();
-    client.open = false;
-    client.roll.clear();
-  }
+  for (Call& call : calls_) call.line.reset();
   point_.settle(members);
-  wake();
 }
 
 // Before the world runs, a place goes with its process's connection.
 void AddressStore::erase(uint32_t slot, uint64_t incarnation) {
-  const std::lock_guard lock(mutex_);
   if (!settled_) return;
-  point_.forget(slot, incarnation);
+  point_.forget({slot, incarnation});
   // Perhaps the one that served; its address is free as soon as its process has ended.
-  for (Client& client : clients_) {
-    client.next_bind = Deadline::at(0);
-    client.bind_pause_ms = kFirstPauseMs;
-  }
-  wake();
+  for (Call& call : calls_) call.next_bind = Deadline::at(0);
 }
 
-// --- The thread -----------------------------------------------------------------------------------
+// --- Serving --------------------------------------------------------------------------------------
 
-void AddressStore::loop() {
-  pthread_setname_np(pthread_self(), "mep-meeting");
-  set_log_rank(static_cast<int>(self_.identity.slot));
-  std::unique_lock lock(mutex_);
-  try {
-    while (!stopping_) round(&lock);
-  } catch (const std::bad_alloc&) {
-    if (!lock.owns_lock()) lock.lock();
-    give_up_for_memory();
-  }
+// A name server may take its time, so a name is asked for only while it is needed.
+void AddressStore::resolve(Call* call) const {
+  if (!call->resolved.empty() || !call->next_resolve.expired() || is_open()) return;
+  std::string reason;
+  call->resolved = resolve_address(call->listed, &reason);
+  call->next_resolve = Deadline::after_ms(kResolveEveryMs);
+  call->obstacle = call->resolved.empty()
+                       ? "the name '" + call->listed.host + "' is not known: " + reason
+                       : std::string();
 }
 
-// A start fails; in a running job another member takes over what this rank has served.
-void AddressStore::give_up_for_memory() {
-  log(LogLevel::kWarn, "no memory for the rendezvous; this rank serves it no more");
-  if (!settled_ && failure_ == MEP_SUCCESS) {
-    failure_ = MEP_ERR_NO_MEMORY;
-    failure_text_ = "out of memory";  // so short that it needs none
-    signal_update();
-  }
-  point_.close();
-}
-
-void AddressStore::round(std::unique_lock<std::mutex>* lock) {
-  resolve(lock);
-  for (Client& client : clients_) {
-    bind_addresses(&client);
-    if (!settled_) serve_client(&client);
-  }
-  point_.progress();
-  std::vector<pollfd> entries{{wake_.get(), POLLIN, 0}};
-  point_.add_to_poll(&entries);
-  for (const Client& client : clients_) {
-    if (client.link == nullptr) continue;
-    const int events = POLLIN | (client.link->has_queued_output() ? POLLOUT : 0);
-    entries.push_back({client.link->fd(), static_cast<short>(events), 0});
-  }
-  const int limit_ms = wait_ms();
-  lock->unlock();
-  (void)poll(entries.data(), entries.size(), limit_ms);
-  uint64_t count = 0;
-  (void)!read(wake_.get(), &count, sizeof count);
-  lock->lock();
-}
-
-int AddressStore::wait_ms() const {
-  int limit_ms = kLongestWaitMs;
-  for (const Client& client : clients_) {
-    if (!client.serves && !client.open && may_serve())
-      limit_ms = client.next_bind.left_ms(limit_ms);
-    if (settled_) continue;
-    if (client.link == nullptr) limit_ms = client.next_try.left_ms(limit_ms);
-    if (client.link != nullptr && !client.open) limit_ms = client.limit.left_ms(limit_ms);
-  }
-  return limit_ms;
-}
-
-// A name server may take its time: the lock is not held meanwhile.
-void AddressStore::resolve(std::unique_lock<std::mutex>* lock) {
-  for (size_t i = 0; i < clients_.size(); ++i) {
-    if (!clients_[i].resolved.empty() || !clients_[i].next_resolve.expired()) continue;
-    const ListedAddress listed = clients_[i].listed;
-    std::string reason;
-    lock->unlock();
-    std::vector<NetAddress> resolved = resolve_address(listed, &reason);
-    lock->lock();
-    Client& client = clients_[i];
-    client.resolved = std::move(resolved);
-    client.next_resolve = Deadline::after_ms(kResolveEveryMs);
-    if (client.resolved.empty())
-      client.obstacle = "the name '" + listed.host + "' is not known: " + reason;
-  }
-}
-
-void AddressStore::bind_addresses(Client* client) {
+void AddressStore::bind_addresses(Call* call) {
   // While somebody else serves there, nobody can take it.
-  if (client->serves || client->open || !may_serve() || !client->next_bind.expired()) return;
-  client->next_bind = Deadline::after_ms(client->bind_pause_ms);
-  if (settled_) client->bind_pause_ms = std::min(2 * client->bind_pause_ms, kTakeOverEveryMs);
-  for (const NetAddress& address : client->resolved) {
+  if (call->serves || is_answered(*call) || !may_serve() || !call->next_bind.expired()) return;
+  call->next_bind = Deadline::after_ms(settled_ ? kTakeOverEveryMs : kBindEveryMs);
+  for (const NetAddress& address : call->resolved) {
     if (!is_local_address(address)) continue;
     // A host's name often leads to loopback on the host itself, where others cannot follow.
     const bool is_name =
-        client->listed.host != "localhost" &&
-        client->listed.host.find_first_not_of("0123456789.:abcdefABCDEF") != std::string::npos;
+        call->listed.host != "localhost" &&
+        call->listed.host.find_first_not_of("0123456789.:abcdefABCDEF") != std::string::npos;
     UniqueFd listener;
     bool taken = false;
     uint16_t port = address.port;
     if (listen_tcp(is_name && is_loopback(address) ? nullptr : &address, &listener, &taken,
                    &port) != MEP_SUCCESS) {
-      client->bind_obstacle = "this rank cannot serve there: " + std::string(last_error_text());
+      call->bind_obstacle = "this rank cannot serve there: " + std::string(last_error_text());
       continue;
     }
     if (!listener.valid()) {
-      client->bind_obstacle = "on this host the address is in use";
+      call->bind_obstacle = "on this host the address is in use";
       continue;
     }
     log(LogLevel::kInfo, "this rank is the meeting point at %s", address.text().c_str());
     point_.add_listener(std::move(listener));
-    client->serves = true;
-    client->bind_obstacle.clear();
-    client->next_try = Deadline::at(0);
+    call->serves = true;
+    call->bind_obstacle.clear();
+    call->next_try = Deadline::at(0);
   }
 }
 
-void AddressStore::connect(Client* client) {
-  if (client->resolved.empty() || !client->next_try.expired()) return;
-  const NetAddress address = client->resolved[client->next++ % client->resolved.size()];
+// --- Calling --------------------------------------------------------------------------------------
+
+void AddressStore::connect(Call* call) {
+  if (call->resolved.empty() || !call->next_try.expired()) return;
+  const NetAddress address = call->resolved[call->next++ % call->resolved.size()];
   UniqueFd socket;
   if (connect_tcp(address, gate_.dead_after_ms, &socket) != MEP_SUCCESS || !socket.valid()) {
-    drop(client, "it cannot be reached");
-    return;
+    return drop(call, "it cannot be reached");
   }
-  client->link = std::make_unique<ControlLink>(std::move(socket));
-  client->greeting =
-      std::make_unique<Greeting>(HandshakeSide::kCaller, true, gate_.secret, no_details_);
-  client->broken = false;
-  client->is_made = false;
-  client->heard = false;
-  client->limit = Deadline::after_ms(kConnectLimitMs);
-  client->told_version = 0;
-  if (client->greeting->call(client->link.get(), hello_) != MEP_SUCCESS) {
-    drop(client, last_error_text());
+  point_.watch(socket.get());
+  call->line = std::make_unique<Line>(std::move(socket), gate_.secret, no_details_);
+  if (call->line->greeting.call(&call->line->link, hello_) != MEP_SUCCESS) {
+    drop(call, last_error_text());
   }
 }
 
-void AddressStore::drop(Client* client, const std::string& obstacle) {
-  if (!obstacle.empty() && client->refusal == MEP_SUCCESS) client->obstacle = obstacle;
-  client->broken = true;
-  client->open = false;
-  client->roll.clear();
-  client->pause_ms = std::clamp(2 * client->pause_ms, kFirstPauseMs, kLongestPauseMs);
-  client->next_try = Deadline::after_ms(client->pause_ms);
+void AddressStore::converse(Call* call) {
+  Line& line = *call->line;
+  line.is_made = line.is_made || is_connected(line.link.fd());
+  if (line.link.has_queued_output()) (void)line.link.flush_output();
+  mep_result_t answer = MEP_SUCCESS;
+  const mep_result_t received = line.link.receive([&](Frame& frame) {
+    line.heard = true;
+    if (std::exchange(call->is_stranger, false)) call->wrong = MEP_SUCCESS;
+    answer = take(call, &frame);
+    return answer == MEP_SUCCESS;
+  });
+  const bool is_silent = line.is_made && !line.heard;
+  if (answer != MEP_SUCCESS && answer != MEP_ERR_PEER_FAILED) {
+    found_wrong(call, answer, last_error_text());
+  } else if (received == MEP_ERR_DENIED && !line.heard) {
+    found_stranger(call, true, "sends what MEP does not say");
+  } else if (received == MEP_ERR_PEER_FAILED && is_silent) {
+    // So does what stands before a meeting point that is not there yet, but not on the host itself.
+    found_stranger(call, !call->bind_obstacle.empty(), "closes each connection");
+  } else if (answer != MEP_SUCCESS || received != MEP_SUCCESS) {
+    drop(call, last_error_text());
+  } else if (!line.answered && line.limit.expired()) {
+    drop(call, is_silent ? "it takes connections and says nothing; if it is another program, "
+                           "choose another port for MEP_RENDEZVOUS"
+                         : "no answer");
+  }
 }
 
-void AddressStore::refused(Client* client, mep_result_t code, const std::string& text) {
-  if (client->refusal == MEP_SUCCESS) client->refused_since_ns = now_ns();
-  client->refusal = code;
-  client->obstacle = "the meeting point " + client->listed.text() + ": " + text;
-  drop(client, {});
-  signal_update();
+void AddressStore::drop(Call* call, const std::string& obstacle) {
+  if (call->wrong == MEP_SUCCESS) call->obstacle = obstacle;
+  call->line.reset();
+  call->pause_ms = std::clamp(2 * call->pause_ms, kFirstPauseMs, kLongestPauseMs);
+  call->next_try = Deadline::after_ms(call->pause_ms);
+}
+
+void AddressStore::found_wrong(Call* call, mep_result_t code, const std::string& text) {
+  if (call->wrong != code) {
+    call->wrong_times = 0;
+    call->wrong_since_ns = now_ns();
+  }
+  ++call->wrong_times;
+  call->wrong = code;
+  call->obstacle = text;
+  drop(call, text);
 }
 
 // is_certain: no meeting point does so, nor anything that stands before one.
-void AddressStore::found_stranger(Client* client, bool is_certain, const char* does) {
-  drop(client, {});
-  client->stranger = does;
-  if (client->strange_answers++ == 0) client->strange_since_ns = now_ns();
-  if (client->strange_answers < kStrangerTimes ||
-      now_ns() - client->strange_since_ns < kStrangerLimitMs * 1'000'000) {
-    return;
-  }
-  client->stranger_stays = is_certain || !client->bind_obstacle.empty();
-  signal_update();
+void AddressStore::found_stranger(Call* call, bool is_certain, const std::string& does) {
+  const std::string text = "what answers there is not a rendezvous of MEP, it " + does +
+                           ": choose another port for MEP_RENDEZVOUS";
+  if (!is_certain) return drop(call, text);
+  call->is_stranger = true;
+  found_wrong(call, MEP_ERR_BOOTSTRAP, text);
 }
 
-void AddressStore::serve_client(Client* client) {
-  if (client->link == nullptr) connect(client);
-  if (client->link != nullptr) converse(client);
-  if (!client->broken) return;
-  client->link.reset();
-  client->greeting.reset();
+bool AddressStore::stays_wrong(const Call& call) {
+  return call.wrong != MEP_SUCCESS && call.wrong_times >= kWrongTimes &&
+         now_ns() - call.wrong_since_ns >= kWrongLimitMs * 1'000'000;
 }
 
-void AddressStore::converse(Client* client) {
-  if (client->broken) return;
-  client->is_made = client->is_made || is_connected(client->link->fd());
-  if (client->link->has_queued_output()) (void)client->link->flush_output();
-  const mep_result_t received = client->link->receive([&](Frame& frame) {
-    client->heard = true;
-    client->stranger.clear();
-    client->strange_answers = 0;
-    take(client, &frame);
-    return !client->broken;
-  });
-  if (client->broken) return;
-  if (received == MEP_ERR_DENIED && !client->heard) {
-    found_stranger(client, true, "sends what MEP does not say");
-    return;
+// MEP_ERR_PEER_FAILED: this line is of no use, another one may be. Any other error: nobody can meet there.
+mep_result_t AddressStore::take(Call* call, Frame* frame) {
+  Greeting& greeting = call->line->greeting;
+  if (frame->type == kRetryFrame)
+    return fail(MEP_ERR_PEER_FAILED, "it is full, or still in an earlier world of this job");
+  if (frame->type == kAbortFrame) {
+    Abort abort;
+    if (!decode_abort(frame->payload, &abort)) return fail(MEP_ERR_DENIED, "a malformed refusal");
+    // Sealed: from somebody who knows the secret, and so true. Else it may be anybody's.
+    if (!greeting.done()) return fail(abort.code, "%s", abort.text.c_str());
+    failure_ = abort.code;
+    failure_text_ = abort.text;
+    return MEP_SUCCESS;
   }
-  if (received == MEP_ERR_PEER_FAILED && client->is_made && !client->heard) {
-    found_stranger(client, false, "closes each connection");
-    return;
+  if (greeting.done()) {
+    std::vector<EntryUpdate> updates;
+    if (frame->type != kEntriesFrame || !decode_updates(frame->payload, &updates))
+      return fail(MEP_ERR_DENIED, "it says what does not belong here");
+    take_updates(call, std::move(updates));
+    return MEP_SUCCESS;
   }
-  if (received != MEP_SUCCESS) {
-    drop(client, last_error_text());
-    return;
+  Greeting::Step step = Greeting::Step::kMore;
+  mep_result_t result = greeting.take(&call->line->link, frame, &step);
+  const Hello& hello = greeting.hello();
+  if (result == MEP_SUCCESS && step == Greeting::Step::kOther)
+    return fail(MEP_ERR_DENIED, "it says what does not belong here");
+  if (result == MEP_SUCCESS && frame->type == kHelloFrame &&
+      (hello.kind != HelloKind::kMeet || hello.job != hello_.job)) {
+    result = fail(MEP_ERR_BOOTSTRAP, "another job's rank serves there");
   }
-  if (!client->open && client->limit.expired()) {
-    drop(client, client->is_made && !client->heard
-                     ? "it takes connections and says nothing; if it is another program, choose "
-                       "another port for MEP_RENDEZVOUS"
-                     : "no answer");
-    return;
-  }
-  if (client->open && client->told_version != own_version_) tell_entry(client);
+  if (result != MEP_SUCCESS && result != MEP_ERR_PEER_FAILED)
+    (void)send_abort(&call->line->link, result, -1);
+  return result;
 }
 
-void AddressStore::tell_entry(Client* client) {
-  client->told_version = own_version_;
+void AddressStore::take_updates(Call* call, std::vector<EntryUpdate>&& updates) {
+  Line& line = *call->line;
+  if (!std::exchange(line.answered, true) && own_.incarnation != 0) tell_own(&line);
+  call->pause_ms = 0;
+  call->wrong = MEP_SUCCESS;
+  call->obstacle.clear();
+  for (EntryUpdate& each : updates) {
+    line.roll.erase(each.place.key());
+    if (!each.gone) line.roll.emplace(each.place.key(), std::move(each.place));
+  }
+}
+
+void AddressStore::tell_own(Line* line) const {
   Place place = own_;
   // The address that leads to the meeting point leads, more likely than others, to the other ranks.
   NetAddress best;
-  if (own_address(client->link->fd(), &best) && !place.addresses.empty()) {
+  if (own_address(line->link.fd(), &best) && !place.addresses.empty()) {
     best.port = place.addresses[0].port;
     std::erase(place.addresses, best);
     place.addresses.insert(place.addresses.begin(), best);
     if (place.addresses.size() > kMaxAddresses) place.addresses.pop_back();
   }
-  (void)client->link->send(kEntriesFrame, encode_own_entry(purpose_, place));
-}
-
-void AddressStore::take_abort(Client* client, const Frame& frame) {
-  Abort abort;
-  if (!decode_abort(frame.payload, &abort)) return drop(client, "a malformed refusal");
-  // Sealed: from somebody who knows the secret, and so true. Else it may be anybody's.
-  if (!client->greeting->done()) return refused(client, abort.code, abort.text);
-  failure_ = abort.code;
-  failure_text_ = abort.text;
-  signal_update();
-}
-
-void AddressStore::take(Client* client, Frame* frame) {
-  if (frame->type == kAbortFrame) return take_abort(client, *frame);
-  if (frame->type == kRetryFrame)
-    return drop(client, "it is full, or still in an earlier world of this job");
-  if (!client->greeting->done()) {
-    Greeting::Step step = Greeting::Step::kMore;
-    mep_result_t result = client->greeting->take(client->link.get(), frame, &step);
-    const Hello& hello = client->greeting->hello();
-    if (result == MEP_SUCCESS && frame->type == kHelloFrame &&
-        (hello.kind != HelloKind::kMeet || hello.job != hello_.job)) {
-      result = fail(MEP_ERR_BOOTSTRAP, "another job's rank serves there");
-    }
-    if (result != MEP_SUCCESS) {
-      const std::string text = send_abort(client->link.get(), result, -1);
-      return refused(client, result, text);
-    }
-    if (step == Greeting::Step::kOther) drop(client, "it says what does not belong here");
-    return;
-  }
-  std::vector<EntryUpdate> updates;
-  if (frame->type != kEntriesFrame || !decode_updates(frame->payload, &updates)) {
-    return drop(client, "it says what does not belong here");
-  }
-  client->open = true;
-  client->pause_ms = 0;
-  client->refusal = MEP_SUCCESS;
-  client->obstacle.clear();
-  for (EntryUpdate& each : updates) {
-    client->roll.erase(each.place.key());
-    if (!each.gone) client->roll.emplace(each.place.key(), std::move(each.place));
-  }
-  signal_update();
+  (void)line->link.send(kEntriesFrame, encode_own_entry(purpose_, place));
 }
 
 }  // namespace

@@ -14,7 +14,8 @@
 namespace mep {
 namespace {
 
-constexpr uint64_t kListenerPauseMs = 100;
+constexpr int kShortMs = 100;
+constexpr int kMaxSeen = 64;
 constexpr size_t kMaxArriving = 256;
 
 }  // namespace
@@ -26,14 +27,10 @@ struct JoinListener::State {
   std::shared_ptr<Gate> gate;
   UniqueFd epoll;
   std::vector<Incoming> incoming;
-  // Without descriptors a listener would stay readable and keep its thread busy.
-  Deadline closed_until = Deadline::at(0);
-  bool closed = false;
+  bool is_short = false;  // of descriptors, so connections may wait unseen
 
-  void watch(int fd, int operation) const;
-  void watch_listeners(int operation);
+  void watch(int fd) const;
   void accept_all();
-  void close_for_a_while();
   void refuse(Incoming* incoming, mep_result_t code);
   bool serve(Incoming* incoming, std::vector<PeerLink>* arrived);
   // False: done with this incoming connection.
@@ -53,23 +50,24 @@ JoinListener::JoinListener(int listener, const ResolvedConfig& config, const Sel
   state_->gate = gate != nullptr ? std::move(gate) : std::make_shared<Gate>();
   state_->gate->details.offer = self.offer;
   state_->epoll.reset(epoll_create1(EPOLL_CLOEXEC));
-  state_->watch_listeners(EPOLL_CTL_ADD);
+  for (const int fd :
+       {listener, state_->gate->network_listener.get(), state_->gate->places->fd()}) {
+    state_->watch(fd);
+  }
 }
 
-JoinListener::~JoinListener() = default;
+JoinListener::~JoinListener() {
+  state_->gate->places->close();
+}
 
-void JoinListener::State::watch(int fd, int operation) const {
+// Edge by edge: a listener that cannot accept for want of descriptors keeps nobody busy.
+void JoinListener::State::watch(int fd) const {
   if (fd < 0 || !epoll.valid()) return;
   epoll_event event{};
-  event.events = EPOLLIN;
+  event.events = EPOLLIN | EPOLLET;
   event.data.fd = fd;
   // Without it the door is looked at when its thread wakes for something else.
-  (void)epoll_ctl(epoll.get(), operation, fd, &event);
-}
-
-void JoinListener::State::watch_listeners(int operation) {
-  watch(listener, operation);
-  watch(gate->network_listener.get(), operation);
+  (void)epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event);
 }
 
 int JoinListener::fd() const {
@@ -77,25 +75,23 @@ int JoinListener::fd() const {
 }
 
 int JoinListener::wait_ms(int cap) const {
-  int limit_ms = cap;
-  if (state_->closed) limit_ms = state_->closed_until.left_ms(limit_ms);
+  int limit_ms = state_->gate->places->wait_ms(state_->is_short ? std::min(cap, kShortMs) : cap);
   for (const Incoming& incoming : state_->incoming) limit_ms = incoming.limit.left_ms(limit_ms);
   return limit_ms;
 }
 
 mep_result_t JoinListener::progress(std::vector<PeerLink>* arrived) {
   State& state = *state_;
-  if (state.closed && state.closed_until.expired()) {
-    state.closed = false;
-    state.watch_listeners(EPOLL_CTL_ADD);
-  }
-  if (!state.closed) state.accept_all();
+  epoll_event seen[kMaxSeen];  // everything is looked at; that it was seen is what counts
+  (void)epoll_wait(state.epoll.get(), seen, kMaxSeen, 0);
+  state.gate->places->serve();
+  state.accept_all();
   for (size_t i = 0; i < state.incoming.size();) {
     if (state.serve(&state.incoming[i], arrived)) {
       ++i;
     } else {  // its socket leaves the epoll set with its last descriptor
       if (state.incoming[i].link != nullptr) {
-        state.watch(state.incoming[i].link->fd(), EPOLL_CTL_DEL);
+        (void)epoll_ctl(state.epoll.get(), EPOLL_CTL_DEL, state.incoming[i].link->fd(), nullptr);
       }
       state.incoming.erase(state.incoming.begin() + static_cast<ptrdiff_t>(i));
     }
@@ -103,26 +99,18 @@ mep_result_t JoinListener::progress(std::vector<PeerLink>* arrived) {
   return MEP_SUCCESS;
 }
 
-void JoinListener::State::close_for_a_while() {
-  log(LogLevel::kWarn, "joiners have to wait: %s", last_error_text());
-  closed = true;
-  closed_until = Deadline::after_ms(kListenerPauseMs);
-  watch_listeners(EPOLL_CTL_DEL);
-}
-
 void JoinListener::State::accept_all() {
   for (;;) {
     Connection connection;
-    if (accept_connection(listener, *gate, &connection) != MEP_SUCCESS) {
-      return close_for_a_while();
-    }
+    is_short = accept_connection(listener, *gate, &connection) != MEP_SUCCESS;
+    if (is_short) return log_stranger("joiners have to wait: %s", last_error_text());
     if (!connection.socket.valid()) return;
     if (authenticate(&connection) != MEP_SUCCESS) {
       log_stranger("dropped a connection to job '%s' by a stranger: %s", config.job.c_str(),
                    last_error_text());
       continue;
     }
-    watch(connection.socket.get(), EPOLL_CTL_ADD);
+    watch(connection.socket.get());
     if (incoming.size() >= kMaxArriving) incoming.erase(incoming.begin());
     incoming.emplace_back(std::move(connection), gate->secret, gate->details);
   }
@@ -219,7 +207,7 @@ void JoinListener::State::let_in(Incoming* incoming, std::vector<PeerLink>* arri
   Greeting& greeting = *incoming->greeting;
   const mep_result_t answer = judge(*incoming);
   if (answer != MEP_SUCCESS) return refuse(incoming, answer);
-  watch(incoming->link->fd(), EPOLL_CTL_DEL);
+  (void)epoll_ctl(epoll.get(), EPOLL_CTL_DEL, incoming->link->fd(), nullptr);
   arrived->push_back(
       make_peer_link(std::move(incoming->link), &greeting, self, incoming->credentials));
   (void)gate->places->put(place_of(greeting.hello().identity, greeting.details().addresses));

@@ -1,15 +1,19 @@
 #include "core/bootstrap/meeting_point.hpp"
 
+#include <sys/epoll.h>
+
 #include <algorithm>
+#include <array>
 
 #include "base/log.hpp"
 #include "base/status.hpp"
+#include "base/stranger_log.hpp"
 
 namespace mep {
 namespace {
 
-constexpr uint64_t kPauseMs = 100;
 constexpr size_t kMaxStrangers = 256;
+constexpr size_t kMaxEvents = 64;  // of one look; later ones keep fd() readable
 constexpr size_t kMaxUpdatesPerFrame = 1000;
 
 }  // namespace
@@ -44,9 +48,19 @@ std::vector<std::byte> encode_own_entry(RendezvousPurpose purpose, const Place& 
   return writer.take();
 }
 
-MeetingPoint::MeetingPoint(Hello hello, const Gate& gate) : hello_(std::move(hello)), gate_(gate) {}
+MeetingPoint::MeetingPoint(Hello hello, const Gate& gate)
+    : hello_(std::move(hello)), gate_(gate), epoll_(epoll_create1(EPOLL_CLOEXEC)) {}
+
+// Edge by edge: a listener that cannot accept for want of descriptors keeps nobody busy.
+void MeetingPoint::watch(int socket) const {
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLOUT | EPOLLET;
+  event.data.fd = socket;
+  (void)epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket, &event);
+}
 
 void MeetingPoint::add_listener(UniqueFd listener) {
+  watch(listener.get());
   listeners_.push_back(std::move(listener));
 }
 
@@ -63,46 +77,46 @@ void MeetingPoint::add(const Place& member) {
   tell_everybody({false, member});
 }
 
-void MeetingPoint::forget(uint32_t slot, uint64_t incarnation) {
-  const auto found = roll_.find({slot, incarnation});
+void MeetingPoint::forget(const PlaceKey& key) {
+  const auto found = roll_.find(key);
   if (found == roll_.end()) return;
   const Place place = std::move(found->second.place);
   roll_.erase(found);
   tell_everybody({true, place});
 }
 
-void MeetingPoint::add_to_poll(std::vector<pollfd>* entries) const {
-  if (closed_until_.expired()) {
-    for (const UniqueFd& listener : listeners_) entries->push_back({listener.get(), POLLIN, 0});
-  }
-  for (const auto& guest : guests_) {
-    const int events = POLLIN | (guest->link->has_queued_output() ? POLLOUT : 0);
-    entries->push_back({guest->link->fd(), static_cast<short>(events), 0});
-  }
+int MeetingPoint::wait_ms(int cap) const {
+  for (const auto& [socket, guest] : guests_) cap = guest.limit.left_ms(cap);
+  return cap;
 }
 
 void MeetingPoint::progress() {
-  if (closed_until_.expired()) accept_all();
-  for (size_t i = 0; i < guests_.size(); ++i) serve(guests_[i].get());
-  for (size_t i = 0; i < guests_.size(); ++i) send_news(guests_[i].get());
-  for (const auto& guest : guests_) {
-    if (guest->gone) remove(guest.get());
+  accept_all();
+  std::array<epoll_event, kMaxEvents> events{};
+  const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
+  for (int i = 0; i < count; ++i) {
+    const auto found = guests_.find(events[static_cast<size_t>(i)].data.fd);
+    if (found != guests_.end()) serve(&found->second);
   }
-  std::erase_if(guests_, [](const auto& guest) { return guest->gone; });
+  for (auto& [socket, guest] : guests_) {
+    if (guest.limit.expired()) serve(&guest);
+  }
+  std::erase_if(guests_, [this](const auto& each) {
+    if (each.second.gone) remove(each.second);
+    return each.second.gone;
+  });
+  for (auto& [socket, guest] : guests_) send_news(&guest);
 }
 
 void MeetingPoint::close() {
-  for (auto& [key, entry] : roll_) entry.guest = nullptr;
   guests_.clear();
+  roll_.clear();
   listeners_.clear();
 }
 
-void MeetingPoint::remove(Guest* guest) {
-  std::vector<std::pair<uint32_t, uint64_t>> lost;
-  for (const auto& [key, entry] : roll_) {
-    if (entry.guest == guest) lost.push_back(key);
-  }
-  for (const auto& [slot, incarnation] : lost) forget(slot, incarnation);
+void MeetingPoint::remove(const Guest& guest) {
+  const auto found = roll_.find(guest.place);
+  if (found != roll_.end() && found->second.guest == &guest) forget(guest.place);
 }
 
 void MeetingPoint::accept_all() {
@@ -112,29 +126,33 @@ void MeetingPoint::accept_all() {
       NetAddress from;
       if (accept_tcp(listener.get(), gate_.dead_after_ms, &connection.socket, &from) !=
           MEP_SUCCESS) {
-        log(LogLevel::kWarn, "the meeting point has to wait: %s", last_error_text());
-        closed_until_ = Deadline::after_ms(kPauseMs);
-        return;
+        log_stranger("the meeting point has to wait: %s", last_error_text());
+        break;
       }
       if (!connection.socket.valid()) break;
+      make_room();
       connection.credentials.address = from.text();
-      auto guest = std::make_unique<Guest>(std::move(connection), gate_.secret, no_details_);
-      const auto strangers =
-          static_cast<size_t>(std::count_if(guests_.begin(), guests_.end(), [](const auto& other) {
-            return !other->greeting->done();
-          }));
-      if (strangers >= kMaxStrangers) {
-        // The oldest has had its time.
-        const auto oldest = std::find_if(guests_.begin(), guests_.end(), [](const auto& other) {
-          return !other->greeting->done();
-        });
-        // Its process learns from that who serves here.
-        (void)(*oldest)->link->send(kRetryFrame, {});
-        guests_.erase(oldest);
-      }
-      guests_.push_back(std::move(guest));
+      const int socket = connection.socket.get();
+      guests_.try_emplace(socket, std::move(connection), gate_.secret, no_details_);
+      watch(socket);
     }
   }
+}
+
+// Strangers are let in, but not many at a time: the oldest has had its time.
+void MeetingPoint::make_room() {
+  size_t strangers = 0;
+  auto oldest = guests_.end();
+  for (auto each = guests_.begin(); each != guests_.end(); ++each) {
+    if (each->second.greeting->done()) continue;
+    ++strangers;
+    if (oldest == guests_.end() || each->second.limit.at_ns() < oldest->second.limit.at_ns())
+      oldest = each;
+  }
+  if (strangers < kMaxStrangers) return;
+  // Its process learns from that who serves here.
+  (void)oldest->second.link->send(kRetryFrame, {});
+  guests_.erase(oldest);
 }
 
 void MeetingPoint::serve(Guest* guest) {
@@ -210,10 +228,9 @@ void MeetingPoint::refuse_double(Guest* guest, const Place& place, const Place& 
   Abort abort;
   abort.origin = abort.sender = static_cast<int32_t>(hello_.identity.slot);
   abort.text = last_error_text();
-  for (const auto& each : guests_) {
-    if (each->greeting->done() && !each->gone) {
-      (void)each->link->send(kAbortFrame, encode_abort(abort));
-    }
+  for (const auto& [socket, each] : guests_) {
+    if (each.greeting->done() && !each.gone)
+      (void)each.link->send(kAbortFrame, encode_abort(abort));
   }
 }
 
@@ -237,7 +254,8 @@ void MeetingPoint::take_place(Guest* guest, const Frame& frame) {
     if (entry.guest == guest || entry.guest == nullptr) continue;
     return refuse_double(guest, place, entry.place);
   }
-  remove(guest);
+  remove(*guest);
+  guest->place = place.key();
   const auto found = roll_.find(place.key());
   if (found != roll_.end() && found->second.guest == nullptr) return;  // admitted meanwhile
   roll_[place.key()] = {place, guest};
@@ -245,13 +263,12 @@ void MeetingPoint::take_place(Guest* guest, const Frame& frame) {
 }
 
 void MeetingPoint::tell_everybody(const EntryUpdate& updates) {
-  for (const auto& guest : guests_) {
-    if (guest->greeting->done()) guest->unsent.push_back(updates);
+  for (auto& [socket, guest] : guests_) {
+    if (guest.greeting->done()) guest.unsent.push_back(updates);
   }
 }
 
 void MeetingPoint::send_news(Guest* guest) {
-  if (guest->gone) return;
   for (size_t sent = 0; sent < guest->unsent.size(); sent += kMaxUpdatesPerFrame) {
     const auto part =
         std::span<const EntryUpdate>(guest->unsent)

@@ -3,14 +3,12 @@
 //
 // During a start the roll has who is connected; in a running world it has the members, and beside
 // them the joiners that are connected. Strangers are dropped; no byte of the roll leaves before the
-// other end has proven itself. Not thread-safe: the store's thread owns it.
+// other end has proven itself. Not thread-safe.
 #pragma once
-
-#include <poll.h>
 
 #include <cstdint>
 #include <map>
-#include <memory>
+#include <string>
 #include <vector>
 
 #include "core/bootstrap/greeting.hpp"
@@ -32,24 +30,29 @@ class MeetingPoint {
  public:
   MeetingPoint(Hello hello, const Gate& gate);
 
+  // Readable when progress() has something to do; -1: no descriptor was left.
+  int fd() const { return epoll_.get(); }
+  // fd() tells of this socket too, each time that it can be read or written anew.
+  void watch(int socket) const;
+  // Milliseconds until progress() has something to do for the time alone, at most `cap`.
+  int wait_ms(int cap) const;
+  // Looks at everything without blocking.
+  void progress();
+
   void add_listener(UniqueFd listener);
-  bool serving() const { return !listeners_.empty(); }
   void settle(const std::vector<Place>& members);
   void add(const Place& member);
-  void forget(uint32_t slot, uint64_t incarnation);
+  void forget(const PlaceKey& key);
+  // Nobody is served any more.
+  void close();
 
   // The first caller that could not stay, and why; empty: nobody.
   const std::string& turned_away() const { return turned_away_; }
 
-  void add_to_poll(std::vector<pollfd>* entries) const;
-  // Looks at everything without blocking.
-  void progress();
-  // Nobody is served any more; the places of all callers stay noted.
-  void close();
-
  private:
   struct Guest : Incoming {
     using Incoming::Incoming;
+    PlaceKey place;  // incarnation 0: it has told none
     std::vector<EntryUpdate> unsent;
     bool gone = false;
   };
@@ -59,6 +62,7 @@ class MeetingPoint {
   };
 
   void accept_all();
+  void make_room();
   void serve(Guest* guest);
   void take(Guest* guest, Frame* frame);
   void take_hello(Guest* guest);
@@ -68,15 +72,15 @@ class MeetingPoint {
   void refuse_double(Guest* guest, const Place& place, const Place& other);
   void tell_everybody(const EntryUpdate& updates);
   void send_news(Guest* guest);
-  void remove(Guest* guest);
+  void remove(const Guest& guest);
 
   Hello hello_;
   const Gate& gate_;
   Details no_details_;
+  UniqueFd epoll_;
   std::vector<UniqueFd> listeners_;
-  std::vector<std::unique_ptr<Guest>> guests_;
-  std::map<std::pair<uint32_t, uint64_t>, Entry> roll_;  // by slot and incarnation
-  Deadline closed_until_ = Deadline::at(0);
+  std::map<int, Guest> guests_;  // by socket
+  std::map<PlaceKey, Entry> roll_;
   std::string turned_away_;
   bool running_ = false;
 };

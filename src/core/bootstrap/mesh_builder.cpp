@@ -19,6 +19,7 @@ constexpr uint64_t kLongestPauseNs = 20'000'000;
 // largest, within which each rank that comes is found.
 constexpr uint64_t kRanksWithoutDelay = 32;
 constexpr uint64_t kLargestPauseNs = 1'000'000'000;
+constexpr int kLongestWaitMs = 30'000;
 // Connections of nobody in particular that are kept beside one for each rank.
 constexpr size_t kSpareIncoming = 64;
 // Over a network: how long a connection is given before the next address is tried, or before one
@@ -184,6 +185,8 @@ mep_result_t MeshBuilder::wait_for_events() {
   uint64_t wake_ns = std::min(deadline_.at_ns(), notice_.at_ns());
   if (launch_page_.found() && !all_are(&Seat::linked))
     wake_ns = std::min(wake_ns, now + kLongestPauseNs);
+  const auto store_ms = static_cast<uint64_t>(gate_->places->wait_ms(kLongestWaitMs));
+  wake_ns = std::min(wake_ns, now + store_ms * 1'000'000);
   for (int32_t rank = 0; rank < config_.size; ++rank) {
     Seat& peer = seat(rank);
     if (peer.link != nullptr) {

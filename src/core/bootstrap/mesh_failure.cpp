@@ -198,6 +198,7 @@ void MeshBuilder::spread_failure(mep_result_t code) {
           ? Deadline::at(0)
           : Deadline::at(std::min(deadline_.at_ns(), Deadline::after_ms(kLingerMs).at_ns()));
   for (;;) {
+    (void)gate_->places->watch();  // this rank may be the meeting point of those that come late
     tell_unlinked(abort);
     tell_incoming(payload);
     if (all_told() || linger.expired()) break;

@@ -18,6 +18,8 @@
 
 namespace mep {
 
+using PlaceKey = std::pair<uint32_t, uint64_t>;  // slot and incarnation
+
 struct Place {
   uint32_t slot = 0;
   uint64_t incarnation = 0;
@@ -25,7 +27,7 @@ struct Place {
   int32_t pid = 0;
   std::vector<NetAddress> addresses;
 
-  std::pair<uint32_t, uint64_t> key() const { return {slot, incarnation}; }
+  PlaceKey key() const { return {slot, incarnation}; }
 };
 Place place_of(const PeerIdentity& identity, const std::vector<NetAddress>& addresses);
 void write_place(const Place& place, ByteWriter* writer);
@@ -40,9 +42,9 @@ bool decode_place_record(std::span<const std::byte> bytes, const std::string& jo
 
 enum class RendezvousPurpose { kStart, kJoin };
 
-// All functions by one thread at a time. Before settle() the rank is starting or joining, after it a
-// member of a running world. This class itself is the store of a job on one host: it stays empty, since
-// the kernel has the ranks' names.
+// All functions by one thread at a time. Before settle() the rank is starting or joining and calls watch(); after it
+// the rank is a member of a running world and calls serve(). This class itself is the store of a job on one host: it
+// stays empty, since the kernel has the ranks' names.
 class PlaceStore {
  public:
   virtual ~PlaceStore() = default;
@@ -51,8 +53,10 @@ class PlaceStore {
   [[nodiscard]] virtual mep_result_t watch() { return MEP_SUCCESS; }
   // The next watch() looks, however lately it has.
   virtual void look_again() {}
-  // Readable when watch() has something to do; -1: it must be called now and then.
+  // Readable when watch() or serve() has something to do; -1: watch() must be called now and then.
   virtual int fd() const { return -1; }
+  // Milliseconds until they have something to do for the time alone, at most `cap`.
+  virtual int wait_ms(int cap) const { return cap; }
   // Whether the others' places are known as far as they can be now.
   virtual bool is_open() const { return true; }
   // The own place; in a running world any member's.
@@ -73,6 +77,10 @@ class PlaceStore {
   }
   // From now on joiners may look for `members`.
   virtual void settle(const std::vector<Place>& members) { (void)members; }
+  // Answers joiners that ask here.
+  virtual void serve() {}
+  // Nobody is answered here any more.
+  virtual void close() {}
   // The reason why it does not know more, for the text of a failed start.
   virtual std::string explain() const { return {}; }
   // Somebody who was not let in at this process's meeting point, for the same text.
