@@ -26,6 +26,7 @@ namespace {
 constexpr size_t kMaxFileBytes = 1024;
 constexpr size_t kMaxFiles = size_t{4} << 16;
 constexpr uint64_t kLookEveryMs = 50;
+constexpr int kMostDrafts = 1000;  // tries to make one
 
 class DirectoryStore final : public PlaceStore {
  public:
@@ -48,8 +49,6 @@ class DirectoryStore final : public PlaceStore {
   std::string explain() const override { return "no file of it in " + folder_; }
 
  private:
-  using Key = std::pair<uint32_t, uint64_t>;  // rank and incarnation
-
   // The job's name as a folder's name: short and without a slash, as in local socket names.
   static std::string name_of_job(const std::string& job) {
     const std::string name = local_socket_name(0, job, 0);
@@ -57,26 +56,26 @@ class DirectoryStore final : public PlaceStore {
     return name.substr(begin, name.size() - begin - std::string("/0").size());
   }
   void take_back();
-  std::string path_of(const Key& key) const;
-  bool read_file(const Key& key, Place* place) const;
+  std::string path_of(const PlaceKey& key) const;
+  bool read_file(const PlaceKey& key, Place* place) const;
 
   const SelfDescription self_;
   const std::string job_;
   const std::string folder_;
   std::string own_path_;
-  std::map<Key, Place> places_;
+  std::map<PlaceKey, Place> places_;
   Deadline next_look_ = Deadline::at(0);
   bool looked_ = false;
 };
 
-std::string DirectoryStore::path_of(const Key& key) const {
+std::string DirectoryStore::path_of(const PlaceKey& key) const {
   char name[48];
   std::snprintf(name, sizeof name, "/%u.%016llx", key.first,
                 static_cast<unsigned long long>(key.second));
   return folder_ + name;
 }
 
-bool DirectoryStore::read_file(const Key& key, Place* place) const {
+bool DirectoryStore::read_file(const PlaceKey& key, Place* place) const {
   const UniqueFd fd(::open(path_of(key).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (!fd.valid()) return false;
   std::vector<std::byte> bytes(kMaxFileBytes);
@@ -92,15 +91,16 @@ mep_result_t DirectoryStore::watch() {
   if (!next_look_.expired()) return MEP_SUCCESS;
   next_look_ = Deadline::after_ms(kLookEveryMs);
   DIR* folder = opendir(folder_.c_str());
-  if (folder == nullptr) {
+  // The last rank of an earlier job removes it; the next one that writes makes it anew.
+  if (folder == nullptr && errno != ENOENT) {
     return fail(result_of_errno(errno), "'%.200s' cannot be read: %s", folder_.c_str(),
                 strerrordesc_np(errno));
   }
-  std::map<Key, Place> found;
+  std::map<PlaceKey, Place> found;
   // NOLINTNEXTLINE(concurrency-mt-unsafe): only this thread reads the stream
-  while (const dirent* entry = readdir(folder)) {
+  while (const dirent* entry = folder == nullptr ? nullptr : readdir(folder)) {
     const char* end = entry->d_name + std::char_traits<char>::length(entry->d_name);
-    Key key;
+    PlaceKey key;
     const auto [dot, error] = std::from_chars(entry->d_name, end, key.first);
     if (error != std::errc() || dot == end || *dot != '.') continue;
     const auto [stop, hex_error] = std::from_chars(dot + 1, end, key.second, 16);
@@ -114,7 +114,7 @@ mep_result_t DirectoryStore::watch() {
     Place place;
     if (read_file(key, &place)) found[key] = std::move(place);
   }
-  closedir(folder);
+  if (folder != nullptr) closedir(folder);
   places_ = std::move(found);
   looked_ = true;
   return MEP_SUCCESS;
@@ -132,9 +132,13 @@ mep_result_t DirectoryStore::put(const Place& place) {
   const std::vector<std::byte> record = encode_place_record(job_, place);
   const std::string path = path_of(place.key());
   const std::string draft = path + ".draft";
-  mkdir(folder_.c_str(), 0700);  // the last rank of an earlier job may have removed it since open()
-  const UniqueFd fd(
-      ::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
+  // The last ranks of an earlier job may remove the empty folder, also between these two calls.
+  UniqueFd fd;
+  for (int tries = 0; !fd.valid() && tries < kMostDrafts; ++tries) {
+    mkdir(folder_.c_str(), 0700);
+    fd.reset(::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (!fd.valid() && errno != ENOENT) break;
+  }
   const auto size = static_cast<ssize_t>(record.size());
   if (!fd.valid() || write(fd.get(), record.data(), record.size()) != size ||
       fsync(fd.get()) != 0 || rename(draft.c_str(), path.c_str()) != 0) {
