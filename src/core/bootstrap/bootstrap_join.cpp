@@ -207,14 +207,13 @@ mep_result_t Joiner::serve(Seat* seat) {
 }
 
 mep_result_t Joiner::serve_listener() {
-  for (;;) {
-    Connection connection;
-    MEP_TRY(accept_connection(listener_.get(), *gate_, &connection));
-    if (!connection.socket.valid()) break;
-    if (authenticate(&connection) != MEP_SUCCESS) continue;
-    if (incoming_.size() >= kMaxIncoming) incoming_.erase(incoming_.begin());
-    incoming_.emplace_back(std::move(connection), gate_->secret, gate_->details);
-  }
+  MEP_TRY(accept_connections(listener_.get(), gate_->network_listener.get(), gate_->dead_after_ms,
+                             [this](Connection&& connection) {
+                               if (incoming_.size() >= kMaxIncoming)
+                                 incoming_.erase(incoming_.begin());
+                               incoming_.emplace_back(std::move(connection), gate_->secret,
+                                                      gate_->details);
+                             }));
   for (size_t i = 0; i < incoming_.size();) {
     bool keep = true;
     MEP_TRY(on_incoming(&incoming_[i], &keep));

@@ -100,20 +100,14 @@ mep_result_t JoinListener::progress(std::vector<PeerLink>* arrived) {
 }
 
 void JoinListener::State::accept_all() {
-  for (;;) {
-    Connection connection;
-    is_short = accept_connection(listener, *gate, &connection) != MEP_SUCCESS;
-    if (is_short) return log_stranger("joiners have to wait: %s", last_error_text());
-    if (!connection.socket.valid()) return;
-    if (authenticate(&connection) != MEP_SUCCESS) {
-      log_stranger("dropped a connection to job '%s' by a stranger: %s", config.job.c_str(),
-                   last_error_text());
-      continue;
-    }
+  const auto take = [this](Connection&& connection) {
     watch(connection.socket.get());
     if (incoming.size() >= kMaxArriving) incoming.erase(incoming.begin());
     incoming.emplace_back(std::move(connection), gate->secret, gate->details);
-  }
+  };
+  is_short = accept_connections(listener, gate->network_listener.get(), gate->dead_after_ms,
+                                take) != MEP_SUCCESS;
+  if (is_short) log_stranger("joiners have to wait: %s", last_error_text());
 }
 
 bool JoinListener::State::serve(Incoming* incoming, std::vector<PeerLink>* arrived) {

@@ -8,6 +8,7 @@
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "base/stranger_log.hpp"
+#include "core/bootstrap/rendezvous.hpp"
 
 namespace mep {
 namespace {
@@ -120,22 +121,15 @@ void MeetingPoint::remove(const Guest& guest) {
 }
 
 void MeetingPoint::accept_all() {
+  const auto take = [this](Connection&& connection) {
+    make_room();
+    const int socket = connection.socket.get();
+    guests_.try_emplace(socket, std::move(connection), gate_.secret, no_details_);
+    watch(socket);
+  };
   for (const UniqueFd& listener : listeners_) {
-    for (;;) {
-      Connection connection;
-      NetAddress from;
-      if (accept_tcp(listener.get(), gate_.dead_after_ms, &connection.socket, &from) !=
-          MEP_SUCCESS) {
-        log_stranger("the meeting point has to wait: %s", last_error_text());
-        break;
-      }
-      if (!connection.socket.valid()) break;
-      make_room();
-      connection.credentials.address = from.text();
-      const int socket = connection.socket.get();
-      guests_.try_emplace(socket, std::move(connection), gate_.secret, no_details_);
-      watch(socket);
-    }
+    if (accept_connections(-1, listener.get(), gate_.dead_after_ms, take) != MEP_SUCCESS)
+      log_stranger("the meeting point has to wait: %s", last_error_text());
   }
 }
 

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "base/status.hpp"
-#include "base/stranger_log.hpp"
 
 namespace mep {
 namespace {
@@ -218,24 +217,16 @@ mep_result_t MeshBuilder::wait_for_events() {
 }
 
 mep_result_t MeshBuilder::accept_incoming() {
-  for (;;) {
-    Connection connection;
-    const mep_result_t accepted = accept_connection(listener_.get(), *gate_, &connection);
-    if (accepted == MEP_ERR_NO_MEMORY && !incoming_.empty()) {
-      incoming_.erase(incoming_.begin());  // the oldest has had its time
-      continue;
-    }
-    MEP_TRY(accepted);
-    if (!connection.socket.valid()) return MEP_SUCCESS;
-    if (authenticate(&connection) != MEP_SUCCESS) {
-      log_stranger("dropped a connection to rank %d of job '%s' by a stranger: %s", rank_,
-                   config_.job.c_str(), last_error_text());
-      continue;
-    }
-    Incoming incoming(std::move(connection), gate_->secret, gate_->details);
-    if (!incoming.credentials.is_remote()) incoming.limit = Deadline::never();
+  const auto take = [this](Connection&& connection) {
     if (incoming_.size() >= seats_.size() + kSpareIncoming) incoming_.erase(incoming_.begin());
-    incoming_.push_back(std::move(incoming));
+    incoming_.emplace_back(std::move(connection), gate_->secret, gate_->details);
+    if (!incoming_.back().credentials.is_remote()) incoming_.back().limit = Deadline::never();
+  };
+  for (;;) {
+    const mep_result_t accepted = accept_connections(listener_.get(), gate_->network_listener.get(),
+                                                     gate_->dead_after_ms, take);
+    if (accepted != MEP_ERR_NO_MEMORY || incoming_.empty()) return accepted;
+    incoming_.erase(incoming_.begin());  // the oldest has had its time
   }
 }
 

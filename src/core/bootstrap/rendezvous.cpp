@@ -9,6 +9,7 @@
 
 #include "base/env.hpp"
 #include "base/status.hpp"
+#include "base/stranger_log.hpp"
 
 namespace mep {
 namespace {
@@ -23,14 +24,23 @@ bool is_held_by_stopped(int socket) {
 
 }  // namespace
 
-mep_result_t accept_connection(int listener, const Gate& gate, Connection* out) {
-  *out = Connection();
-  if (listener >= 0) MEP_TRY(accept_socket(listener, nullptr, &out->socket));
-  if (out->socket.valid() || !gate.network_listener.valid()) return MEP_SUCCESS;
-  NetAddress from;
-  MEP_TRY(accept_tcp(gate.network_listener.get(), gate.dead_after_ms, &out->socket, &from));
-  if (out->socket.valid()) out->credentials.address = from.text();
-  return MEP_SUCCESS;
+mep_result_t accept_connections(int local, int network, uint32_t dead_after_ms,
+                                FunctionRef<void(Connection&&)> take) {
+  for (;;) {
+    Connection connection;
+    if (local >= 0) MEP_TRY(accept_socket(local, nullptr, &connection.socket));
+    if (!connection.socket.valid() && network >= 0) {
+      NetAddress from;
+      MEP_TRY(accept_tcp(network, dead_after_ms, &connection.socket, &from));
+      connection.credentials.address = from.text();
+    }
+    if (!connection.socket.valid()) return MEP_SUCCESS;
+    if (authenticate(&connection) == MEP_SUCCESS) {
+      take(std::move(connection));
+    } else {
+      log_stranger("dropped a connection by a stranger: %s", last_error_text());
+    }
+  }
 }
 
 mep_result_t authenticate(Connection* connection) {

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/clock.hpp"
+#include "base/function_ref.hpp"
 #include "base/unique_fd.hpp"
 #include "core/bootstrap/bootstrap.hpp"
 #include "core/bootstrap/greeting.hpp"
@@ -18,9 +19,10 @@
 
 namespace mep {
 
-// Takes the next connection that waits at `listener`, or at the gate's listener for other hosts. None waits: an
-// empty socket.
-[[nodiscard]] mep_result_t accept_connection(int listener, const Gate& gate, Connection* out);
+// Hands each connection that waits at the listener for this host or at the one for other hosts (-1: none) to `take`.
+// Who may not take part ends in the log.
+[[nodiscard]] mep_result_t accept_connections(int local, int network, uint32_t dead_after_ms,
+                                              FunctionRef<void(Connection&&)> take);
 // Fills in the credentials of the other end, as far as the kernel knows them. MEP_ERR_DENIED: the other end may
 // not take part; its credentials are filled in all the same. A peer on another host proves itself later.
 [[nodiscard]] mep_result_t authenticate(Connection* connection);
