@@ -9,6 +9,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "base/log.hpp"
@@ -42,7 +43,8 @@ class Joiner {
 
  private:
   struct Seat {
-    int32_t rank = 0;
+    explicit Seat(int32_t of_rank) : rank(of_rank) {}
+    int32_t rank;
     std::unique_ptr<ControlLink> link;
     std::unique_ptr<Greeting> greeting;
     PeerCredentials credentials;
@@ -71,8 +73,6 @@ class Joiner {
   void pause();
   bool waiting() const;
   size_t linked() const;
-  Seat* find_seat(int32_t rank);
-  Seat* seat_of(int32_t rank);  // a new one where there is none
   mep_result_t hand_over(Mesh* out);
 
   const ResolvedConfig& config_;
@@ -82,7 +82,7 @@ class Joiner {
   std::shared_ptr<Gate> gate_;
   int32_t places_;
   UniqueFd listener_;
-  std::vector<Seat> seats_;  // of this round: all places that somebody listens at
+  std::map<int32_t, Seat> seats_;  // of this round, by rank: all places that somebody listens at
   std::vector<Incoming> incoming_;
   int32_t size_ = 0;
   int32_t max_size_ = 0;
@@ -235,12 +235,12 @@ mep_result_t Joiner::on_incoming(Incoming* incoming, bool* keep) {
   if (*keep || answer != MEP_SUCCESS || incoming->greeting == nullptr) return answer;
   if (!incoming->greeting->done()) return MEP_SUCCESS;
   const auto rank = static_cast<int32_t>(incoming->greeting->hello().identity.slot);
-  Seat* const seat = seat_of(rank);
-  seat->credentials = incoming->credentials;
-  seat->greeting = std::move(incoming->greeting);
-  seat->link = std::move(incoming->link);
-  seat->linked = true;
-  seat->waiting = false;
+  Seat& seat = seats_.try_emplace(rank, rank).first->second;
+  seat.credentials = incoming->credentials;
+  seat.greeting = std::move(incoming->greeting);
+  seat.link = std::move(incoming->link);
+  seat.linked = true;
+  seat.waiting = false;
   return MEP_SUCCESS;
 }
 
@@ -261,8 +261,8 @@ mep_result_t Joiner::on_incoming_frame(Incoming* incoming, Frame* frame, bool* k
     claimed_ = claimed_ || (hello.kind == HelloKind::kInit && rank == own &&
                             !incoming->credentials.is_remote());
     if (hello.kind == HelloKind::kJoin && rank < own) {
-      Seat* const seat = seat_of(rank);
-      seat->waiting = !seat->linked;
+      Seat& seat = seats_.try_emplace(rank, rank).first->second;
+      seat.waiting = !seat.linked;
     }
     return MEP_SUCCESS;
   }
@@ -273,36 +273,24 @@ mep_result_t Joiner::on_incoming_frame(Incoming* incoming, Frame* frame, bool* k
   return MEP_SUCCESS;
 }
 
-Joiner::Seat* Joiner::find_seat(int32_t rank) {
-  const auto found = std::find_if(seats_.begin(), seats_.end(),
-                                  [rank](const Seat& seat) { return seat.rank == rank; });
-  return found == seats_.end() ? nullptr : &*found;
-}
-
-Joiner::Seat* Joiner::seat_of(int32_t rank) {
-  if (Seat* const known = find_seat(rank)) return known;
-  seats_.emplace_back();
-  seats_.back().rank = rank;
-  return &seats_.back();
-}
-
 // For answers, and for other joiners that have been answered and are about to prove themselves.
 bool Joiner::waiting() const {
-  return std::any_of(seats_.begin(), seats_.end(), [](const Seat& seat) { return seat.waiting; }) ||
+  return std::any_of(seats_.begin(), seats_.end(),
+                     [](const auto& each) { return each.second.waiting; }) ||
          std::any_of(incoming_.begin(), incoming_.end(),
                      [](const Incoming& incoming) { return incoming.answered; });
 }
 
 size_t Joiner::linked() const {
-  return static_cast<size_t>(
-      std::count_if(seats_.begin(), seats_.end(), [](const Seat& seat) { return seat.linked; }));
+  return static_cast<size_t>(std::count_if(seats_.begin(), seats_.end(),
+                                           [](const auto& each) { return each.second.linked; }));
 }
 
 void Joiner::wait() {
   std::vector<pollfd> entries{{listener_.get(), POLLIN, 0}};
   for (const int fd : rendezvous_->fds()) entries.push_back({fd, POLLIN, 0});
   for (const Incoming& incoming : incoming_) entries.push_back({incoming.link->fd(), POLLIN, 0});
-  for (const Seat& seat : seats_) {
+  for (const auto& [rank, seat] : seats_) {
     if (!seat.waiting || seat.link == nullptr) continue;
     const int events = POLLIN | (seat.link->has_queued_output() ? POLLOUT : 0);
     entries.push_back({seat.link->fd(), static_cast<short>(events), 0});
@@ -312,7 +300,7 @@ void Joiner::wait() {
 
 // Its place is another's then. Their links are not read here: what they hold belongs to the world.
 void Joiner::forget_joiners_that_gave_up() {
-  for (Seat& seat : seats_) {
+  for (auto& [rank, seat] : seats_) {
     if (!seat.linked || seat.greeting->hello().max_size > 0) continue;
     pollfd entry{seat.link->fd(), POLLRDHUP, 0};
     if (poll(&entry, 1, 0) != 1) continue;
@@ -345,8 +333,8 @@ mep_result_t Joiner::play_round() {
   while (waiting() && !limit.expired() && !deadline_.expired()) {
     wait();
     MEP_TRY(gate_->places->watch());
-    for (size_t i = 0; i < seats_.size(); ++i) {
-      if (seats_[i].waiting) MEP_TRY(serve(&seats_[i]));
+    for (auto& [rank, seat] : seats_) {
+      if (seat.waiting) MEP_TRY(serve(&seat));
     }
     forget_joiners_that_gave_up();
     MEP_TRY(serve_listener());
@@ -363,12 +351,11 @@ mep_result_t Joiner::play_round() {
 mep_result_t Joiner::search_places() {
   for (int32_t rank = 0; rank < places_; ++rank) {
     if (rank == static_cast<int32_t>(self_.identity.slot)) continue;
-    const Seat* const known = find_seat(rank);
-    if (known != nullptr && (known->linked || known->waiting)) continue;
-    Seat seat;
-    seat.rank = rank;
+    const auto known = seats_.find(rank);
+    if (known != seats_.end() && (known->second.linked || known->second.waiting)) continue;
+    Seat seat(rank);
     MEP_TRY(connect(&seat));
-    if (seat.waiting) *seat_of(rank) = std::move(seat);
+    if (seat.waiting) seats_.insert_or_assign(rank, std::move(seat));
   }
   return MEP_SUCCESS;
 }
@@ -380,11 +367,9 @@ mep_result_t Joiner::hand_over(Mesh* out) {
   mesh.listener = std::move(listener_);
   mesh.size = size_;
   mesh.max_size = max_size_;
-  std::sort(seats_.begin(), seats_.end(),
-            [](const Seat& left, const Seat& right) { return left.rank < right.rank; });
   std::vector<Place> members;
   members.push_back(place_of(self_.identity, gate_->details.addresses));
-  for (Seat& seat : seats_) {
+  for (auto& [rank, seat] : seats_) {
     if (!seat.linked) continue;
     mesh.peers.push_back(
         make_peer_link(std::move(seat.link), seat.greeting.get(), self_, seat.credentials));
