@@ -15,14 +15,10 @@ namespace {
 constexpr uint64_t kHolderAnswerMs = 2000;
 constexpr int kMaxPauseMs = 20;  // between two claims
 
-// kGone: the holder has closed the connection. kNotNow: it is not ready, most often because
-// it is in an earlier world of the job.
-enum class Answer { kGone, kNotNow, kRefused, kSilent };
-
-// Says hello to the holder and waits for its answer. kRefused: *abort has the reason.
+// Says hello to the holder and waits until it has refused (*refused, and *abort has the reason), or says that it is
+// not ready, most often since it is in an earlier world of the job, or has gone. MEP_ERR_TIMEOUT: it is silent.
 [[nodiscard]] mep_result_t ask_holder(ControlLink* link, const Hello& hello, Deadline deadline,
-                                      Answer* answer, Abort* abort) {
-  *answer = Answer::kGone;
+                                      bool* refused, Abort* abort) {
   const Deadline limit =
       Deadline::at(std::min(deadline.at_ns(), Deadline::after_ms(kHolderAnswerMs).at_ns()));
   // A failed send shows itself as the end of the stream.
@@ -30,22 +26,16 @@ enum class Answer { kGone, kNotNow, kRefused, kSilent };
   while (!limit.expired()) {
     pollfd entry{link->fd(), POLLIN, 0};
     (void)poll(&entry, 1, limit.left_ms(1000));
-    bool answered = false;
+    bool is_busy = false;
     const mep_result_t result = link->receive([&](Frame& frame) {
-      if (frame.type == kAbortFrame && decode_abort(frame.payload, abort)) {
-        answered = true;
-        *answer = Answer::kRefused;
-      } else if (frame.type == kRetryFrame) {
-        answered = true;
-        *answer = Answer::kNotNow;
-      }
-      return !answered;
+      *refused = frame.type == kAbortFrame && decode_abort(frame.payload, abort);
+      is_busy = frame.type == kRetryFrame;
+      return !*refused && !is_busy;
     });
-    if (answered || result == MEP_ERR_PEER_FAILED) return MEP_SUCCESS;
+    if (*refused || is_busy || result == MEP_ERR_PEER_FAILED) return MEP_SUCCESS;
     if (result != MEP_SUCCESS) return result;
   }
-  *answer = Answer::kSilent;
-  return MEP_SUCCESS;
+  return MEP_ERR_TIMEOUT;
 }
 
 }  // namespace
@@ -75,22 +65,18 @@ mep_result_t claim_entry(Rendezvous* rendezvous, const ResolvedConfig& config,
       }
       holder = connection.credentials.pid;
       ControlLink link(std::move(connection.socket));
-      Answer answer = Answer::kGone;
       Abort abort;
-      const mep_result_t asked = ask_holder(&link, hello, deadline, &answer, &abort);
+      const mep_result_t asked = ask_holder(&link, hello, deadline, told_by_holder, &abort);
+      if (*told_by_holder) return fail(abort.code, "%s", abort.text.c_str());
+      if (asked == MEP_ERR_TIMEOUT) {
+        return fail(MEP_ERR_BOOTSTRAP,
+                    "the place of rank %d of job '%s' is held by pid %d, which does not answer",
+                    rank, config.job.c_str(), holder);
+      }
       if (asked != MEP_SUCCESS) {
         return add_context(MEP_ERR_BOOTSTRAP,
                            "the place of rank %d of job '%s' is held by pid %d, which is no rank",
                            rank, config.job.c_str(), holder);
-      }
-      if (answer == Answer::kRefused) {
-        *told_by_holder = true;
-        return fail(abort.code, "%s", abort.text.c_str());
-      }
-      if (answer == Answer::kSilent) {
-        return fail(MEP_ERR_BOOTSTRAP,
-                    "the place of rank %d of job '%s' is held by pid %d, which does not answer",
-                    rank, config.job.c_str(), holder);
       }
     }
     (void)poll(nullptr, 0, std::min(pause_ms, deadline.left_ms(kMaxPauseMs)));
