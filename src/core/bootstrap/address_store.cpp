@@ -45,7 +45,7 @@ class AddressStore final : public PlaceStore {
   std::string explain() const override;
   std::string turned_away() const override { return point_.turned_away(); }
   void settle(const std::vector<Place>& members) override;
-  void serve() override;
+  void serve() override { (void)look(); }
   void close() override { point_.close(); }
 
  private:
@@ -84,6 +84,7 @@ class AddressStore final : public PlaceStore {
   static bool stays_wrong(const Call& call);
   static std::string explain_call(const Call& call);
 
+  bool look();
   void resolve(Call* call) const;
   void bind_addresses(Call* call);
   void connect(Call* call);
@@ -124,10 +125,10 @@ mep_result_t AddressStore::open(const std::string& addresses, UniqueFd listener)
 
 mep_result_t AddressStore::watch() {
   for (Call& call : calls_) resolve(&call);
-  serve();
+  const bool is_heard = look();
   for (Call& call : calls_) {
     if (call.line == nullptr) connect(&call);
-    if (call.line != nullptr) converse(&call);
+    if (call.line != nullptr && (is_heard || !call.line->answered)) converse(&call);
   }
   if (failure_ != MEP_SUCCESS) return fail(failure_, "%s", failure_text_.c_str());
   if (is_open()) return MEP_SUCCESS;
@@ -143,9 +144,10 @@ mep_result_t AddressStore::watch() {
   return fail(wrong->wrong, "%s", explain_call(*wrong).c_str());
 }
 
-void AddressStore::serve() {
+// Whether a line may have something to read or to write.
+bool AddressStore::look() {
   for (Call& call : calls_) bind_addresses(&call);
-  point_.progress();
+  return point_.progress();
 }
 
 int AddressStore::wait_ms(int cap) const {
@@ -241,7 +243,6 @@ void AddressStore::bind_addresses(Call* call) {
   if (call->serves || is_answered(*call) || !may_serve() || !call->next_bind.expired()) return;
   call->next_bind = Deadline::after_ms(settled_ ? kTakeOverEveryMs : kBindEveryMs);
   for (const NetAddress& address : call->resolved) {
-    if (!is_local_address(address)) continue;
     // A host's name often leads to loopback on the host itself, where others cannot follow.
     const bool is_name =
         call->listed.host != "localhost" &&
@@ -254,10 +255,8 @@ void AddressStore::bind_addresses(Call* call) {
       call->bind_obstacle = "this rank cannot serve there: " + std::string(last_error_text());
       continue;
     }
-    if (!listener.valid()) {
-      call->bind_obstacle = "on this host the address is in use";
-      continue;
-    }
+    if (taken) call->bind_obstacle = "on this host the address is in use";
+    if (!listener.valid()) continue;
     log(LogLevel::kInfo, "this rank is the meeting point at %s", address.text().c_str());
     point_.add_listener(std::move(listener));
     call->serves = true;

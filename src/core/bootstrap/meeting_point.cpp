@@ -87,26 +87,31 @@ void MeetingPoint::forget(const PlaceKey& key) {
 }
 
 int MeetingPoint::wait_ms(int cap) const {
-  for (const auto& [socket, guest] : guests_) cap = guest.limit.left_ms(cap);
-  return cap;
+  uint64_t limit_ns = Deadline::never().at_ns();
+  for (const auto& [socket, guest] : guests_) limit_ns = std::min(limit_ns, guest.limit.at_ns());
+  return Deadline::at(limit_ns).left_ms(cap);
 }
 
-void MeetingPoint::progress() {
+bool MeetingPoint::progress() {
   accept_all();
   std::array<epoll_event, kMaxEvents> events{};
   const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
+  bool others = false;
   for (int i = 0; i < count; ++i) {
     const auto found = guests_.find(events[static_cast<size_t>(i)].data.fd);
     if (found != guests_.end()) serve(&found->second);
+    others = others || found == guests_.end();
   }
+  const uint64_t now = now_ns();
   for (auto& [socket, guest] : guests_) {
-    if (guest.limit.expired()) serve(&guest);
+    if (guest.limit.at_ns() <= now) serve(&guest);
   }
   std::erase_if(guests_, [this](const auto& each) {
     if (each.second.gone) remove(each.second);
     return each.second.gone;
   });
   for (auto& [socket, guest] : guests_) send_news(&guest);
+  return others;
 }
 
 void MeetingPoint::close() {

@@ -36,8 +36,8 @@ class MeetingPoint {
   void watch(int socket) const;
   // Milliseconds until progress() has something to do for the time alone, at most `cap`.
   int wait_ms(int cap) const;
-  // Looks at everything without blocking.
-  void progress();
+  // Looks at everything without blocking. True: fd() has told of a socket that is not this one's own.
+  bool progress();
 
   void add_listener(UniqueFd listener);
   void settle(const std::vector<Place>& members);

@@ -99,7 +99,7 @@ void set_link_options(int socket, uint32_t dead_after_ms) {
   if (family == AF_INET6) set_number(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
   if (bind(socket.get(), &address.any, length) != 0 || listen(socket.get(), kListenBacklog) != 0) {
     *taken = errno == EADDRINUSE;
-    if (*taken) return MEP_SUCCESS;
+    if (*taken || errno == EADDRNOTAVAIL) return MEP_SUCCESS;
     return fail(result_of_errno(errno), "listening on TCP failed: %s", strerrordesc_np(errno));
   }
   *out = std::move(socket);
@@ -238,16 +238,6 @@ std::vector<NetAddress> local_addresses(const std::string& interface_glob) {
   return found;
 }
 
-bool is_local_address(const NetAddress& address) {
-  NetAddress any_port = address;
-  any_port.port = 0;
-  UniqueFd socket;
-  if (open_socket(address.family == 4 ? AF_INET : AF_INET6, &socket) != MEP_SUCCESS) return false;
-  SocketAddress native;
-  const socklen_t length = to_socket_address(any_port, &native);
-  return bind(socket.get(), &native.any, length) == 0;
-}
-
 mep_result_t listen_tcp(const NetAddress* address, UniqueFd* out, bool* taken, uint16_t* port) {
   out->reset();
   *taken = false;
@@ -261,7 +251,8 @@ mep_result_t listen_tcp(const NetAddress* address, UniqueFd* out, bool* taken, u
     native.v6.sin6_family = AF_INET6;
     native.v6.sin6_port = htons(*port);
     native.v6.sin6_addr = in6addr_any;
-    if (bind_and_listen(AF_INET6, native, sizeof native.v6, out, taken) != MEP_SUCCESS) {
+    if (bind_and_listen(AF_INET6, native, sizeof native.v6, out, taken) != MEP_SUCCESS ||
+        (!out->valid() && !*taken)) {
       std::memset(&native, 0, sizeof native);
       native.v4.sin_family = AF_INET;
       native.v4.sin_port = htons(*port);

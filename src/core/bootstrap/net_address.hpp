@@ -46,12 +46,11 @@ std::vector<NetAddress> local_addresses(const std::string& interface_glob);
 [[nodiscard]] mep_result_t interface_from_environment(std::string* glob);
 
 // Binds and listens on the address, or on all of the host when `address` is null (then on any free
-// port, which *port tells). *taken: somebody listens there. Nonblocking, close-on-exec.
+// port, which *port tells). Success with an empty *out: *taken, somebody listens there; else the address is not one of
+// this host's. Nonblocking, close-on-exec.
 [[nodiscard]] mep_result_t listen_tcp(const NetAddress* address, UniqueFd* out, bool* taken,
                                       uint16_t* port);
 bool is_loopback(const NetAddress& address);
-// Whether the address is one of this host's, so that it may be bound.
-bool is_local_address(const NetAddress& address);
 
 // Begins to connect; how it ended shows when the socket is used. No way there: success, empty *out.
 [[nodiscard]] mep_result_t connect_tcp(const NetAddress& address, uint32_t dead_after_ms,
