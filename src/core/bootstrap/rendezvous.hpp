@@ -20,7 +20,7 @@
 namespace mep {
 
 // Hands each connection that waits at the listener for this host or at the one for other hosts (-1: none) to `take`.
-// Who may not take part ends in the log.
+// A process that may not take part ends in the log.
 [[nodiscard]] mep_result_t accept_connections(int local, int network, uint32_t dead_after_ms,
                                               FunctionRef<void(Connection&&)> take);
 // Fills in the credentials of the other end, as far as the kernel knows them. MEP_ERR_DENIED: the other end may
