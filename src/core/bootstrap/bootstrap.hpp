@@ -115,7 +115,7 @@ class JoinListener {
   int fd() const;
   // Milliseconds until progress() has something to do for the time alone, at most `cap`.
   int wait_ms(int cap) const;
-  [[nodiscard]] mep_result_t progress(std::vector<PeerLink>* arrived);
+  void progress(std::vector<PeerLink>* arrived);
 
  private:
   struct State;

@@ -80,7 +80,7 @@ int JoinListener::wait_ms(int cap) const {
   return limit_ms;
 }
 
-mep_result_t JoinListener::progress(std::vector<PeerLink>* arrived) {
+void JoinListener::progress(std::vector<PeerLink>* arrived) {
   State& state = *state_;
   epoll_event seen[kMaxSeen];  // everything is looked at; that it was seen is what counts
   (void)epoll_wait(state.epoll.get(), seen, kMaxSeen, 0);
@@ -96,7 +96,6 @@ mep_result_t JoinListener::progress(std::vector<PeerLink>* arrived) {
       state.incoming.erase(state.incoming.begin() + static_cast<ptrdiff_t>(i));
     }
   }
-  return MEP_SUCCESS;
 }
 
 void JoinListener::State::accept_all() {

@@ -32,9 +32,7 @@ mep_result_t Joiners::open_door(const ResolvedConfig& config, UniqueFd listener,
 void Joiners::serve_door() {
   if (door_ == nullptr) return;
   std::vector<PeerLink> arrived;
-  if (door_->progress(&arrived) != MEP_SUCCESS) {
-    log(LogLevel::kWarn, "the door for joiners: %s", last_error_text());
-  }
+  door_->progress(&arrived);
   for (PeerLink& joiner : arrived) {
     if (joiner.identity.slot >= peers_.count()) continue;
     knocked_.push_back(std::move(joiner));
