@@ -191,7 +191,7 @@ void addresses_bring_ranks_together(void**) {
   // Some of several addresses are nobody's.
   Net net;
   net.rendezvous = "192.0.2.1:9,127.0.0.1:" + std::to_string(net.port) +
-                   ", localhost:" + std::to_string(free_port());
+                   ", localhost:" + std::to_string(free_port()) + ",no-such-host.invalid:7";
   expect_all(net.start_all(5), 4);
 }
 

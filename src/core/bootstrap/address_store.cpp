@@ -153,12 +153,13 @@ bool AddressStore::look() {
 int AddressStore::wait_ms(int cap) const {
   int limit_ms = point_.wait_ms(cap);
   for (const Call& call : calls_) {
-    const bool answered = is_answered(call);
-    if (!call.serves && !answered && may_serve()) limit_ms = call.next_bind.left_ms(limit_ms);
-    if (settled_ || answered) continue;
-    const Deadline& next = call.line != nullptr    ? call.line->limit
-                           : call.resolved.empty() ? call.next_resolve
-                                                   : call.next_try;
+    if (is_answered(call)) continue;
+    const bool is_named = !call.resolved.empty();
+    if (is_named && !call.serves && may_serve()) limit_ms = call.next_bind.left_ms(limit_ms);
+    if (settled_ || (!is_named && is_open())) continue;
+    const Deadline& next = !is_named              ? call.next_resolve
+                           : call.line != nullptr ? call.line->limit
+                                                  : call.next_try;
     limit_ms = next.left_ms(limit_ms);
   }
   return limit_ms;
@@ -194,6 +195,7 @@ std::vector<Place> AddressStore::get(uint32_t slot) const {
     }
   }
   std::vector<Place> places;
+  places.reserve(found.size());
   for (auto& [incarnation, place] : found) places.push_back(std::move(place));
   return places;
 }
