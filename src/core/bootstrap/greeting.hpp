@@ -45,6 +45,8 @@ class Greeting {
 
   bool is_remote() const { return is_remote_; }
   bool done() const { return state_ == State::kDone; }
+  // The own hello has left on the peer's; the peer may take the link for made before this side does.
+  bool answered() const { return state_ >= State::kProof; }
   Hello& hello() { return peer_hello_; }
   Details& details() { return peer_details_; }
   std::vector<UniqueFd>& fds() { return fds_; }  // that came with the hello

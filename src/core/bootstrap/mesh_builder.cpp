@@ -218,7 +218,11 @@ mep_result_t MeshBuilder::wait_for_events() {
 
 mep_result_t MeshBuilder::accept_incoming() {
   const auto take = [this](Connection&& connection) {
-    if (incoming_.size() >= seats_.size() + kSpareIncoming) incoming_.erase(incoming_.begin());
+    if (incoming_.size() >= seats_.size() + kSpareIncoming) {
+      const auto silent = std::find_if(incoming_.begin(), incoming_.end(),
+                                       [](const auto& each) { return !each.greeting->answered(); });
+      incoming_.erase(silent != incoming_.end() ? silent : incoming_.begin());
+    }
     incoming_.emplace_back(std::move(connection), gate_->secret, gate_->details);
     if (!incoming_.back().credentials.is_remote()) incoming_.back().limit = Deadline::never();
   };
