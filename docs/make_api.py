@@ -22,7 +22,7 @@ class Header:
         self.defines = {
             name: value
             for name, value in re.findall(r"^#define +(MEP_\w+) +(\S.*?) *$", bare, flags=re.M)
-            if not value.startswith("__")
+            if re.fullmatch(r"(0x)?[0-9a-f]+u?", value)
         }
         bare = re.sub(r"^#.*$", "", bare, flags=re.M)
         self.functions = {}  # name -> (result type, [(type, name)])
@@ -123,11 +123,13 @@ def title(declarations):
             names.append(pointer[1] if pointer else re.search(r"(\w+)\s*;", bare)[1])
         elif kind == "inline":
             names.append(re.search(r"(mep_\w+)\s*\(", bare)[1] + "()")
+        elif kind == "define":
+            names.append(text.split()[1])
     return ", ".join(f"`{name}`" for name in names)
 
 
 def sets_up(kind, text):
-    return kind == "inline" and re.search(r"\bmep_(\w+)_defaults\(.*\bmep_\1_init\(", text, flags=re.S) is not None
+    return kind == "inline" and re.search(r"\bmep_(\w+)_defaults\(.*\bmep_struct_init\(", text, flags=re.S) is not None
 
 
 def code_of(declarations):
@@ -160,6 +162,8 @@ def blocks(text):
             comment = comment_text(part)
         elif kind in ("struct", "enum", "declaration", "inline"):
             group.append((kind, part))
+        elif kind == "cpp" and comment and re.match(r"#define MEP_(?!H$|API|VERSION)", part):
+            group.append(("define", part.rstrip()))
     if group or comment:
         yield None, group, comment
 

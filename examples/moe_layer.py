@@ -117,7 +117,7 @@ class Job:
         self.step, self.rows = 0, np.zeros(slots, np.int64)
         self.losses: list[float] = []
         self.uneven: list[float] = []
-        self.ep = mep.Ep(comm, mode="high_throughput", hidden=HIDDEN, top_k=TOP_K, num_experts=EXPERTS, input_type="float32",
+        self.ep = mep.Ep(comm, layout="high_throughput", hidden=HIDDEN, top_k=TOP_K, num_experts=EXPERTS, input_type="float32",
                          experts_per_rank=slots, max_replicas=comm.size, max_tokens_per_rank=BATCH * LENGTH)
         self.ep.set_expert_map(np.pad(self.plan.expert_map, ((0, 0), (0, comm.size - 1)), constant_values=eplb.EMPTY))
         self.handle = self.ep.handle()

@@ -7,12 +7,12 @@
  *   Results    0 is success, negative values are errors, positive values are qualified success.
  *              mep_result_string() names a result, mep_last_error() has the calling thread's
  *              detail text of the last failure. A call refused for its arguments changes nothing.
- *   Structs    Begin with struct_size, set by the caller (mep_X_defaults() does). A zero field means
- *              the default. A shorter struct of an older caller is accepted, if it ends at the end of
+ *   Structs    Begin with struct_size, set by the caller: mep_X_defaults(&x) sets it, and all other fields
+ *              to 0. A zero field means the default. A shorter struct of an older caller is accepted, if it ends at the end of
  *              a field; a longer one only if its tail is zero. Fields declared but not built yet answer MEP_ERR_UNSUPPORTED.
  *   Threads    A communicator's operations, requests and what it tells of them are for one thread at
  *              a time, and so is each buffer of an EP object: a call that finds another thread inside
- *              answers MEP_ERR_BUSY and does nothing. Different communicators and buffers may be used
+ *              answers MEP_ERR_THREAD and does nothing. Different communicators and buffers may be used
  *              by different threads at once. A handle must not be destroyed while another thread may
  *              still begin a call on it.
  *   Blocking   On a host communicator, one without a GPU, stream is NULL and a call returns when done.
@@ -31,7 +31,7 @@
 #include <stdint.h>
 
 #define MEP_VERSION_MAJOR 0
-#define MEP_VERSION_MINOR 2
+#define MEP_VERSION_MINOR 3
 #define MEP_VERSION_PATCH 0
 
 #ifdef __cplusplus
@@ -52,7 +52,8 @@ typedef int32_t mep_result_t;
 
 enum {
   MEP_SUCCESS = 0,
-  MEP_PARTIAL = 1, /* done, without the contribution of a rank that left the view (opt-in) */
+  MEP_PARTIAL = 1,     /* done, without the contribution of a rank that left the view (opt-in) */
+  MEP_IN_PROGRESS = 2, /* not done yet; the operation goes on */
 
   MEP_ERR_INVALID_ARGUMENT = -1, /* an argument is wrong; nothing was changed */
   MEP_ERR_UNSUPPORTED = -2,      /* right, but not built, not possible here, or not built yet */
@@ -64,7 +65,7 @@ enum {
   MEP_ERR_PEER_LEFT = -8,  /* a member left by mep_comm_destroy; the comm goes on without it */
   MEP_ERR_NO_QUORUM = -9,  /* this side of a split is too small to decide; it may rejoin */
   MEP_ERR_EVICTED = -10,   /* the others went on without this rank; it may rejoin */
-  MEP_ERR_BUSY = -11,      /* an earlier operation has to be finished first */
+  MEP_ERR_BUSY = -11,      /* something that belongs to it is left: finish or destroy that first */
   MEP_ERR_FORKED = -12,    /* the handle belongs to the parent process */
   MEP_ERR_MISMATCH = -13,  /* members called different things, or with different arguments */
   MEP_ERR_BOOTSTRAP = -14, /* the ranks could not find each other; the text names who and why */
@@ -74,7 +75,8 @@ enum {
   MEP_ERR_VERSION = -18,   /* members run library versions that cannot talk to each other */
   MEP_ERR_CAPACITY = -19,  /* a buffer of the caller is too small; the text says how large */
   MEP_ERR_NOT_FOUND = -20, /* nothing has that name */
-  MEP_ERR_DEVICE = -21     /* a GPU or NIC reported an error */
+  MEP_ERR_DEVICE = -21,    /* a GPU or NIC reported an error */
+  MEP_ERR_THREAD = -22     /* another thread is inside a call on it; nothing was changed */
 };
 
 /* The constant's name, e.g. "MEP_ERR_TIMEOUT"; "unknown result" for other values. Never NULL. 0.1 */
@@ -86,6 +88,13 @@ MEP_API const char* mep_last_error(void);
 
 /* MEP_VERSION_MAJOR * 10000 + MEP_VERSION_MINOR * 100 + MEP_VERSION_PATCH of the library. 0.1 */
 MEP_API uint32_t mep_version(void);
+
+/* Sets struct_size, the first field, to `size` and all bytes behind it to 0: what mep_X_defaults(&x) calls for each
+ * struct, and what a binding calls. Local; any thread. 0.3 */
+MEP_API void mep_struct_init(void* x, size_t size);
+
+/* A timeout in ms that stands for the operation's own timeout. */
+#define MEP_FOREVER 0xffffffffu
 
 /* ------------------------------------------------------------------------------------------------
  * Types and reduction operators
@@ -167,7 +176,14 @@ enum {
  * with mep_comm_init_all, else MEP_LOCAL_RANK, what the launcher says, or the rank. */
 enum { MEP_DEVICE_BY_RANK = -1 };
 
+typedef uint32_t mep_quorum_t;
 enum { MEP_QUORUM_MAJORITY = 0, MEP_QUORUM_WITNESS = 1, MEP_QUORUM_NONE = 2 };
+
+/* Limits. */
+enum {
+  MEP_MAX_RANKS = 4096,   /* of a world */
+  MEP_MAX_NAME_BYTES = 63 /* of a communicator's name */
+};
 
 /* A key-value store of the caller, for start-up only. Both functions may be called from the thread
  * that calls mep_comm_init, never later. They return 0, or any other value for failure.
@@ -180,6 +196,9 @@ typedef struct mep_store_t {
   int (*get)(void* user, const char* key, void* value, size_t capacity, size_t* bytes,
              uint32_t timeout_ms);
 } mep_store_t;
+static inline void mep_store_defaults(mep_store_t* store) {
+  mep_struct_init(store, sizeof *store);
+}
 
 typedef struct mep_comm_config_t {
   uint32_t struct_size;
@@ -195,20 +214,14 @@ typedef struct mep_comm_config_t {
   const char* transports; /* preference, e.g. "shm,tcp"; NULL: MEP_TRANSPORTS, else all usable */
   const char* secret_file;  /* job secret across hosts; NULL: MEP_SECRET_FILE */
   const mep_store_t* store; /* start-up through the caller's key-value store; NULL: none */
-  uint32_t quorum;          /* MEP_QUORUM_*: who may go on after a split */
+  mep_quorum_t quorum;      /* which side may go on after a split */
   uint32_t heartbeat_ms;    /* interval of the sign of life; 0: MEP_HEARTBEAT_MS, else 100 */
   uint32_t suspect_ms; /* silence after which a member is suspected; 0: MEP_SUSPECT_MS, else 5000 */
   uint32_t in_place_restore_bytes; /* up to this size an in-place input is restored after a failure;
                                       0: 65536 */
 } mep_comm_config_t;
-
-MEP_API void mep_comm_config_init(void* config, size_t size);
 static inline void mep_comm_config_defaults(mep_comm_config_t* config) {
-  mep_comm_config_init(config, sizeof *config);
-}
-MEP_API void mep_store_init(void* store, size_t size);
-static inline void mep_store_defaults(mep_store_t* store) {
-  mep_store_init(store, sizeof *store);
+  mep_struct_init(config, sizeof *config);
 }
 
 /* Joins the job's world and returns a communicator of all its ranks. config NULL: all defaults, so a
@@ -241,7 +254,8 @@ MEP_API mep_result_t mep_comm_destroy(mep_comm_t comm);
 MEP_API mep_result_t mep_comm_rank(mep_comm_t comm, int32_t* rank);
 /* All ranks of the comm, absent ones too: what buffers are indexed by. 0.1 */
 MEP_API mep_result_t mep_comm_size(mep_comm_t comm, int32_t* size);
-/* Ranks in the present view. 0.1 */
+/* Ranks in the present view. 0.3; the older name of it 0.1 */
+MEP_API mep_result_t mep_comm_live_count(mep_comm_t comm, int32_t* live);
 MEP_API mep_result_t mep_comm_live(mep_comm_t comm, int32_t* live);
 /* The comm's epoch: 1 at first; grows whenever members leave or come. 0.1 */
 MEP_API mep_result_t mep_comm_epoch(mep_comm_t comm, uint64_t* epoch);
@@ -299,17 +313,15 @@ typedef struct mep_op_info_t {
   uint32_t failed_words; /* in */
   uint32_t reserved;
 } mep_op_info_t;
-
-MEP_API void mep_op_info_init(void* info, size_t size);
 static inline void mep_op_info_defaults(mep_op_info_t* info) {
-  mep_op_info_init(info, sizeof *info);
+  mep_struct_init(info, sizeof *info);
 }
 
 /* About the last operation that this rank finished on comm, in whichever call, or on the progress thread
  * (MEP_COMM_PROGRESS_THREAD): after a blocking one it is that. One that only reported a change of
  * the membership is told with its number too, and `failed` has the ranks that went. Errors:
  * MEP_ERR_NOT_FOUND (there was none), MEP_ERR_CAPACITY (a bitmap is too short; the rest is filled),
- * MEP_ERR_BUSY (another thread is inside a call on this comm). Does not block. 0.1 */
+ * MEP_ERR_THREAD. Does not block. 0.1 */
 MEP_API mep_result_t mep_comm_last_op(mep_comm_t comm, mep_op_info_t* info);
 
 /* An operation's statement about itself when it ends, in memory of the caller. For an operation on a stream this
@@ -351,7 +363,7 @@ MEP_API mep_result_t mep_comm_async_result(mep_comm_t comm);
  * and no failed ranks. A call that returns an error enqueues and writes nothing. The memory belongs to the
  * operations until their streams have run them. Errors: MEP_ERR_INVALID_ARGUMENT (fewer bytes than the header, not
  * on 8 bytes, memory that the comm's GPU cannot write), MEP_ERR_UNSUPPORTED (a host communicator: see
- * mep_comm_last_op), MEP_ERR_BUSY. Does not block. 0.2 */
+ * mep_comm_last_op), MEP_ERR_THREAD. Does not block. 0.2 */
 MEP_API mep_result_t mep_comm_set_op_status(mep_comm_t comm, mep_op_status_t* status, size_t bytes);
 
 /* ------------------------------------------------------------------------------------------------
@@ -387,10 +399,8 @@ typedef struct mep_comm_stats_t {
   uint64_t ranks_lost;     /* out: members that went by them; a replaced one is lost and admitted */
   uint64_t ranks_admitted; /* out: members that came by them */
 } mep_comm_stats_t;
-
-MEP_API void mep_comm_stats_init(void* stats, size_t size);
 static inline void mep_comm_stats_defaults(mep_comm_stats_t* stats) {
-  mep_comm_stats_init(stats, sizeof *stats);
+  mep_struct_init(stats, sizeof *stats);
 }
 
 /* Reads the counters of comm. Each is exact; beside calls of other threads they need not belong to one moment. On
@@ -404,7 +414,7 @@ MEP_API mep_result_t mep_comm_stats(mep_comm_t comm, mep_comm_stats_t* stats);
  * Every live rank of the comm calls the same ones in the same order with matching count, type,
  * operator and root: else MEP_ERR_MISMATCH (on the root of a small broadcast or scatter, which waits for
  * nobody, by its next operation that waits for all). count 0 is allowed. Each says what "in place"
- * means for it; other overlaps are refused. A buffer that is read or written on root only may be NULL elsewhere.
+ * means for it, and MEP_IN_PLACE stands for the address that it says; other overlaps are refused. A buffer that is read or written on root only may be NULL elsewhere.
  * On host communicators stream is NULL and they block. On one with a GPU (MEP_COMM_SET_DEVICE) they are
  * enqueued on stream and return; buffers are device, managed or pinned memory and belong to the
  * operation until the stream has run it; all of it can be captured in a graph, which also runs after a
@@ -413,7 +423,7 @@ MEP_API mep_result_t mep_comm_stats(mep_comm_t comm, mep_comm_stats_t* stats);
  * process on one GPU need a stream each, not the NULL stream: MEP_ERR_INVALID_ARGUMENT.
  * Errors of all: MEP_ERR_PEER_FAILED, MEP_ERR_PEER_LEFT, MEP_ERR_TIMEOUT, MEP_ERR_MISMATCH,
  * MEP_ERR_NO_QUORUM, MEP_ERR_EVICTED, MEP_ERR_REVOKED, MEP_ERR_ABORTED, MEP_ERR_NO_MEMORY (refused before
- * anything was sent, or in the midst of it: then this rank's part of the world has ended), MEP_ERR_BUSY
+ * anything was sent, or in the midst of it: then this rank's part of the world has ended), MEP_ERR_THREAD
  * (another thread is inside a call on this comm). After an error the receive buffer is undefined;
  * mep_comm_last_op tells whether the input is intact.
  * These are replicated operations: one succeeds on all ranks or on none, and what a rank's result is made
@@ -433,6 +443,10 @@ MEP_API mep_result_t mep_comm_stats(mep_comm_t comm, mep_comm_stats_t* stats);
  * joiners too. A replacement does not have such a call on the world: its first call is the one after it. A change that
  * only adds members is not reported.
  * --------------------------------------------------------------------------------------------- */
+
+/* In place of sendbuf, for scatter and reduce_scatter of recvbuf: the address in the other buffer at which the
+ * operation is in place on this rank. 0.3 */
+#define MEP_IN_PLACE ((void*)(intptr_t)-1)
 
 /* Returns after every live rank has entered. 0.1 */
 MEP_API mep_result_t mep_barrier(mep_comm_t comm, mep_stream_t stream);
@@ -581,46 +595,46 @@ MEP_API mep_result_t mep_ialltoallv(const void* sendbuf, void* recvbuf, const ui
                                     const uint64_t* recvdispls, mep_dtype_t dtype, mep_comm_t comm,
                                     mep_request_t* request);
 
-/* Waits at most timeout_ms (0xffffffff: until the operation's own timeout). Done: returns the
- * operation's result, frees the request and sets *request NULL. Not done in time, or another thread is
- * inside a call on the comm: MEP_ERR_BUSY, the operation goes on. info (or NULL) is filled when done; a bitmap
+/* Waits at most timeout_ms (MEP_FOREVER: until the operation's own timeout). Done: returns the
+ * operation's result, frees the request and sets *request NULL. Not done in time: MEP_IN_PROGRESS.
+ * Error: MEP_ERR_THREAD; the operation goes on. info (or NULL) is filled when done; a bitmap
  * of it that is too short for the comm is MEP_ERR_CAPACITY at once, and the operation goes on. 0.1 */
 MEP_API mep_result_t mep_request_wait(mep_request_t* request, uint32_t timeout_ms,
                                       mep_op_info_t* info);
 
 /* Never blocks. *done = 1: as mep_request_wait when done. *done = 0: it goes on, with MEP_SUCCESS, or
- * with MEP_ERR_BUSY if another thread is inside a call on the comm. 0.1 */
+ * with MEP_ERR_THREAD if another thread is inside a call on the comm. 0.1 */
 MEP_API mep_result_t mep_request_test(mep_request_t* request, int32_t* done, mep_op_info_t* info);
 
-/* About a request that is not freed yet; info->result is MEP_ERR_BUSY while it runs, and its own once it has
- * ended, in another call or on the progress thread. Error: MEP_ERR_BUSY
+/* About a request that is not freed yet; info->result is MEP_IN_PROGRESS while it runs, and its own once it has
+ * ended, in another call or on the progress thread. Error: MEP_ERR_THREAD
  * (another thread is inside a call on the comm; info is untouched). 0.1 */
 MEP_API mep_result_t mep_request_info(mep_request_t request, mep_op_info_t* info);
 
 /* A descriptor for poll/epoll/asyncio that is readable when a call of mep_request_test is worth
  * while; with MEP_COMM_PROGRESS_THREAD when that will say done, and not before. It belongs to the library and
  * lives as long as the request. Errors: MEP_ERR_NO_MEMORY,
- * MEP_ERR_BUSY (another thread is inside a call on the comm). 0.1 */
+ * MEP_ERR_THREAD. 0.1 */
 MEP_API mep_result_t mep_request_event_fd(mep_request_t request, int32_t* fd);
 
 /* Withdraws a receive that no message has come for: the request is freed and *request NULL, and its buffer is
- * as it was, unless the sender of a large message has withdrawn it midway. MEP_ERR_BUSY: a message is arriving in
- * it, or it has ended, or another thread is inside a call on the comm; the request is as it was.
+ * as it was, unless the sender of a large message has withdrawn it midway. MEP_IN_PROGRESS: too late, a message is
+ * arriving in it or has come; the request is as it was, and so after MEP_ERR_THREAD.
  * MEP_ERR_UNSUPPORTED: it is no receive. Does not block. 0.2 */
 MEP_API mep_result_t mep_request_cancel(mep_request_t* request);
 
-/* Waits for `count` requests, of any comms, at most timeout_ms (0xffffffff: until each one's own
+/* Waits for `count` requests, of any comms, at most timeout_ms (MEP_FOREVER: until each one's own
  * timeout). NULL requests count as done. results[i] (or results NULL): the result of requests[i], MEP_SUCCESS
  * of a NULL one. Those that are done are freed and set NULL. Returns the first result that is an error, in
- * their order, else MEP_SUCCESS. Not all done in time: MEP_ERR_BUSY, which is also the result of each that
- * goes on. A request that stands in the list twice: MEP_ERR_INVALID_ARGUMENT, and nothing has happened. It makes
+ * their order, else MEP_IN_PROGRESS if not all are done in time, else MEP_SUCCESS. MEP_IN_PROGRESS is also the result
+ * of each that goes on. A request that stands in the list twice: MEP_ERR_INVALID_ARGUMENT, and nothing has happened. It makes
  * progress on the comms of all of them. 0.2 */
 MEP_API mep_result_t mep_request_waitall(int32_t count, mep_request_t* requests,
                                          uint32_t timeout_ms, mep_result_t* results);
 
 /* Waits until one of them is done: *index is its place; its result is returned, it is freed and set NULL, and
  * info (or NULL) is filled. NULL requests are left out; with none left *index is -1, and MEP_SUCCESS. None done
- * in time: *index is -1, and MEP_ERR_BUSY. Else as mep_request_waitall. 0.2 */
+ * in time: *index is -1, and MEP_IN_PROGRESS. Else as mep_request_waitall. 0.2 */
 MEP_API mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests,
                                          uint32_t timeout_ms, int32_t* index, mep_op_info_t* info);
 
@@ -667,7 +681,7 @@ MEP_API mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests,
  *     rank that way do, on both ranks. mep_comm_revoke does not end those that wait.
  * Where GPUs post to queues: MEP_ERR_UNSUPPORTED.
  * Errors of all: MEP_ERR_PEER_FAILED, MEP_ERR_PEER_LEFT, MEP_ERR_TIMEOUT, MEP_ERR_NO_QUORUM, MEP_ERR_EVICTED,
- * MEP_ERR_REVOKED, MEP_ERR_ABORTED, MEP_ERR_NO_MEMORY, MEP_ERR_BUSY (another thread is inside a call on this
+ * MEP_ERR_REVOKED, MEP_ERR_ABORTED, MEP_ERR_NO_MEMORY, MEP_ERR_THREAD (another thread is inside a call on this
  * comm).
  * --------------------------------------------------------------------------------------------- */
 
@@ -687,10 +701,8 @@ typedef struct mep_message_t {
   mep_dtype_t dtype; /* out: as it was sent */
   uint32_t reserved;
 } mep_message_t;
-
-MEP_API void mep_message_init(void* message, size_t size);
 static inline void mep_message_defaults(mep_message_t* message) {
-  mep_message_init(message, sizeof *message);
+  mep_struct_init(message, sizeof *message);
 }
 
 /* Sends buffer[count] to rank `dest`. Blocks until the buffer is the caller's again. 0.2; on GPUs 0.2 */
@@ -734,7 +746,8 @@ MEP_API mep_result_t mep_iprobe(int32_t source, int32_t tag, mep_comm_t comm, in
  * are as outside of a group. A comm of the group must not be destroyed before its end. A thread that ends inside a
  * group ends the group. A child made by fork() is in no group.
  * Error of mep_group_begin: MEP_ERR_NO_MEMORY.
- * Errors of mep_group_end: MEP_ERR_INVALID_ARGUMENT (no begin), MEP_ERR_BUSY (a comm is in use; end again). 0.2 */
+ * Errors of mep_group_end: MEP_ERR_INVALID_ARGUMENT (no begin), MEP_ERR_THREAD (another thread is inside a call on
+ * a comm of it; end again). 0.2 */
 MEP_API mep_result_t mep_group_begin(void);
 MEP_API mep_result_t mep_group_end(void);
 
@@ -742,6 +755,7 @@ MEP_API mep_result_t mep_group_end(void);
  * Membership
  * --------------------------------------------------------------------------------------------- */
 
+typedef uint32_t mep_peer_state_t;
 enum {
   MEP_PEER_ALIVE = 0,
   MEP_PEER_SLOW = 1,    /* alive, but late; it stays a member */
@@ -751,8 +765,8 @@ enum {
   MEP_PEER_EXCLUDED = 5 /* the view went on without it although its death is not confirmed */
 };
 
-/* MEP_PEER_* of a rank of comm, as this rank knows it now. Does not block. 0.1 */
-MEP_API mep_result_t mep_comm_peer_state(mep_comm_t comm, int32_t rank, uint32_t* state);
+/* The state of a rank of comm, as this rank knows it now. Does not block. 0.1 */
+MEP_API mep_result_t mep_comm_peer_state(mep_comm_t comm, int32_t rank, mep_peer_state_t* state);
 
 /* The comm's members. Arrays of the caller hold `capacity` entries, one a comm rank, or are NULL. */
 typedef struct mep_view_t {
@@ -764,14 +778,12 @@ typedef struct mep_view_t {
   int32_t live;         /* out */
   uint32_t capacity;    /* in */
   uint32_t reserved;
-  int32_t* slots;         /* in: array; out: rank -> slot of the world */
-  uint64_t* incarnations; /* in: array; out: 0 for an absent rank */
-  uint32_t* states;       /* in: array; out: MEP_PEER_* */
+  int32_t* slots;           /* in: array; out: rank -> slot of the world */
+  uint64_t* incarnations;   /* in: array; out: 0 for an absent rank */
+  mep_peer_state_t* states; /* in: array; out */
 } mep_view_t;
-
-MEP_API void mep_view_init(void* view, size_t size);
 static inline void mep_view_defaults(mep_view_t* view) {
-  mep_view_init(view, sizeof *view);
+  mep_struct_init(view, sizeof *view);
 }
 
 /* Errors: MEP_ERR_CAPACITY (arrays too short; scalars are filled). Does not block. 0.1 */
@@ -797,7 +809,7 @@ MEP_API mep_result_t mep_comm_split(mep_comm_t comm, int32_t color, int32_t key,
 MEP_API mep_result_t mep_comm_dup(mep_comm_t comm, mep_comm_t* duplicate);
 
 /* A comm of the `count` listed ranks of `comm`: rank i of it is ranks[i]. Only they call it, each with the same list
- * and name; it is no call that is counted on comm, and the other ranks know nothing of it. `name`, 1 to 63 bytes, is
+ * and name; it is no call that is counted on comm, and the other ranks know nothing of it. `name`, 1 to MEP_MAX_NAME_BYTES bytes, is
  * what mep_comm_attach asks for, and together with the ranks it tells apart what is made at one time: a name that
  * these ranks have used before is refused with MEP_ERR_INVALID_ARGUMENT, unless one of them was replaced since. Blocks
  * until all of them have called, at most comm's timeout. Errors as for collectives; also MEP_ERR_TIMEOUT (one did not
@@ -813,7 +825,7 @@ MEP_API mep_result_t mep_comm_create_from_ranks(mep_comm_t comm, const int32_t* 
 MEP_API mep_result_t mep_comm_agree(mep_comm_t comm, uint64_t flag, uint64_t* result);
 
 /* Admits ready replacements of absent ranks. Collective on the world, which must be idle: else
- * MEP_ERR_BUSY; on GPUs the streams that calls on it and its EP objects were made on are idle too. Waits at most
+ * MEP_ERR_BUSY (or MEP_ERR_THREAD); on GPUs the streams that calls on it and its EP objects were made on are idle too. Waits at most
  * timeout_ms for `ranks` (count of them; count 0: whoever is ready).
  * *admitted: how many came. Every rank gives the same ranks and count. Failures do not prevent success: the next
  * collective on world reports those that it went over. Errors: MEP_ERR_TIMEOUT (not all came; those ready did; at once if a
@@ -848,7 +860,7 @@ MEP_API mep_result_t mep_comm_join(const mep_comm_config_t* config, mep_comm_t* 
  * that are admitted together afterwards have it no more. Errors: MEP_ERR_NOT_FOUND (this rank is no
  * member of such a comm, or it has ended so). 0.1 */
 MEP_API mep_result_t mep_comm_attach(mep_comm_t world, const char* name, mep_comm_t* comm);
-/* At most 63 bytes; the same on all members. Default: "world", and "PARENT/k.COLOR" for the k-th
+/* At most MEP_MAX_NAME_BYTES; the same on all members. Default: "world", and "PARENT/k.COLOR" for the k-th
  * split of PARENT. Local; any thread. *name is valid until the comm is destroyed and never changes:
  * after mep_comm_set_name it is the old name, and mep_comm_name gives another pointer. 0.1 */
 MEP_API mep_result_t mep_comm_name(mep_comm_t comm, const char** name);
@@ -882,10 +894,40 @@ MEP_API mep_result_t mep_comm_abort_with(mep_comm_t comm, const char* text);
  * several hosts post to queues that a thread serves. docs/guide/gpus.md has more.
  * --------------------------------------------------------------------------------------------- */
 
-enum { MEP_EP_LOW_LATENCY = 0, MEP_EP_HIGH_THROUGHPUT = 1 };         /* mode */
-enum { MEP_EP_PACKED = 0, MEP_EP_SLOTTED = 1, MEP_EP_EXPANDED = 2 }; /* receive_layout */
-enum { MEP_SCALE_FLOAT32 = 0, MEP_SCALE_UE8M0 = 1 };                 /* scale_type */
-enum { MEP_SCALE_ROW_MAJOR = 0, MEP_SCALE_COLUMN_MAJOR = 1 };        /* scale_layout */
+/* How tokens travel, and how their rows lie where they arrive. Low latency sends a row for each expert of a token,
+ * to fixed places; high throughput sends a token once to each rank that has experts of it, to packed rows.
+ *
+ *                   rows        recv_x, combine_input, recv_scales   recv_count             layout_range
+ *   LOW_LATENCY     by expert   [E_local, R*M, ..], packed           rows of each expert    [E_local, R]
+ *   SLOTTED         by expert   [E_local, R*M, ..], source s at s*M  rows of each expert    [E_local, R]
+ *   HIGH_THROUGHPUT by source   [R*M, ..], one a token               rows with each expert  [R]
+ *   EXPANDED        by expert   [X, ..], one a token and expert      rows of each expert    [E_local, R]
+ *
+ * In high throughput recv_count is rounded up to expert_alignment. Expanded, X is R*M * min(K, E_local) + E_local *
+ * (expert_alignment - 1), rounded up to expert_alignment, and begins count from the first row of all. Source ranks
+ * are in ascending order everywhere, and tokens of a source too. */
+typedef uint32_t mep_ep_layout_t;
+enum {
+  MEP_EP_LOW_LATENCY = 0,
+  MEP_EP_SLOTTED = 1,
+  MEP_EP_HIGH_THROUGHPUT = 2,
+  MEP_EP_EXPANDED = 3
+};
+
+typedef uint32_t mep_scale_type_t;
+enum { MEP_SCALE_FLOAT32 = 0, MEP_SCALE_UE8M0 = 1 };
+
+typedef uint32_t mep_scale_layout_t;
+enum { MEP_SCALE_ROW_MAJOR = 0, MEP_SCALE_COLUMN_MAJOR = 1 };
+
+enum { MEP_MAX_TOP_K = 64, MEP_MAX_EP_BUFFERS = 8, MEP_MAX_EP_NAME_BYTES = 65535 };
+
+/* Rows that follow each other. */
+typedef struct mep_range_t {
+  int32_t count;
+  int32_t begin; /* the first row */
+} mep_range_t;
+
 /* flags.
  * NO_ROW_MEMORY: expanded: the library keeps no memory for rows, scales and y, so each dispatch gives recv_x, and
  *   recv_scales where rows have scales; the view has NULL for them. 0.2
@@ -898,33 +940,30 @@ enum { MEP_EP_NO_ROW_MEMORY = 1u << 0, MEP_EP_IN_STEP = 1u << 1 };
 
 typedef struct mep_ep_config_t {
   uint32_t struct_size;
-  uint32_t flags;               /* MEP_EP_NO_ROW_MEMORY, MEP_EP_IN_STEP */
-  const char* name;             /* same on all ranks, at most 65535 bytes; NULL: "ep0", "ep1", .. in
-                                   order of creation */
-  uint32_t mode;                /* MEP_EP_* */
-  uint32_t max_tokens_per_rank; /* M; required */
-  uint32_t hidden;              /* H; required; a row must be a multiple of 16 bytes */
-  uint32_t top_k;               /* K; required, at most 64 and at most E */
-  uint32_t num_experts;         /* E, logical; required */
-  uint32_t experts_per_rank;    /* E_local; 0: num_experts / comm size, rounded up */
-  uint32_t num_buffers;         /* 1 to 8; 0: 2 */
-  mep_dtype_t input_type;       /* of x: bf16, f16, f32, e4m3 (with x_scales); 0: bf16 */
-  mep_dtype_t wire_type;        /* of recv_x: the input type, or e4m3; 0: the input type */
-  mep_dtype_t combine_type;     /* of y and out: bf16, f16, f32; 0: input type, for e4m3 bf16 */
-  uint32_t scale_type;          /* MEP_SCALE_*; for e4m3 on the wire */
-  uint32_t scale_block;         /* values per scale; 0: 128, the only one so far */
-  uint32_t scale_layout;        /* MEP_SCALE_*_MAJOR; column-major: MEP_ERR_UNSUPPORTED on hosts */
-  uint32_t receive_layout;      /* MEP_EP_*; slotted: low latency; expanded: high throughput */
-  uint32_t expert_alignment;    /* high throughput: recv_count is rounded up to it; 0: 1 */
-  uint32_t num_sms;             /* CUDA; 0: all that help */
-  uint32_t timeout_ms;          /* of dispatch and combine; 0: the comm's */
+  uint32_t flags;   /* MEP_EP_NO_ROW_MEMORY, MEP_EP_IN_STEP */
+  const char* name; /* same on all ranks, at most MEP_MAX_EP_NAME_BYTES; NULL: "ep0", "ep1", ..
+                                   in order of creation */
+  mep_ep_layout_t layout;
+  uint32_t max_tokens_per_rank;    /* M; required */
+  uint32_t hidden;                 /* H; required; a row must be a multiple of 16 bytes */
+  uint32_t top_k;                  /* K; required, at most MEP_MAX_TOP_K and at most E */
+  uint32_t num_experts;            /* E, logical; required */
+  uint32_t experts_per_rank;       /* E_local; 0: num_experts / comm size, rounded up */
+  uint32_t num_buffers;            /* 1 to MEP_MAX_EP_BUFFERS; 0: 2 */
+  mep_dtype_t input_type;          /* of x: bf16, f16, f32, e4m3 (with x_scales); 0: bf16 */
+  mep_dtype_t wire_type;           /* of recv_x: the input type, or e4m3; 0: the input type */
+  mep_dtype_t combine_type;        /* of y and out: bf16, f16, f32; 0: input type, for e4m3 bf16 */
+  mep_scale_type_t scale_type;     /* for e4m3 on the wire */
+  mep_scale_layout_t scale_layout; /* column-major: MEP_ERR_UNSUPPORTED on hosts */
+  uint32_t expert_alignment;       /* high throughput: recv_count is rounded up to it; 0: 1 */
+  uint32_t num_sms;                /* CUDA; 0: all that help */
+  uint32_t timeout_ms;             /* of dispatch and combine; 0: the comm's */
   uint32_t max_replicas; /* columns of the expert map, which has at most 2^27 entries; 0: 1 */
 } mep_ep_config_t;
-
-MEP_API void mep_ep_config_init(void* config, size_t size);
 static inline void mep_ep_config_defaults(mep_ep_config_t* config) {
-  mep_ep_config_init(config, sizeof *config);
+  mep_struct_init(config, sizeof *config);
 }
+
 /* mep_ep_config_defaults and the required fields, M, H, K and E: low latency in bf16. 0.2 */
 static inline void mep_moe_defaults(mep_ep_config_t* config, uint32_t tokens, uint32_t hidden,
                                     uint32_t topk, uint32_t experts) {
@@ -945,11 +984,10 @@ typedef struct mep_ep_size_t {
   uint64_t resident_bytes;
   uint64_t private_bytes;
 } mep_ep_size_t;
-
-MEP_API void mep_ep_size_init(void* size_info, size_t size);
 static inline void mep_ep_size_defaults(mep_ep_size_t* size_info) {
-  mep_ep_size_init(size_info, sizeof *size_info);
+  mep_struct_init(size_info, sizeof *size_info);
 }
+
 MEP_API mep_result_t mep_ep_buffer_size(mep_comm_t comm, const mep_ep_config_t* config,
                                         mep_ep_size_t* size_info);
 
@@ -983,31 +1021,28 @@ MEP_API mep_result_t mep_ep_set_expert_map(mep_ep_t ep, const int32_t* map);
 typedef struct mep_ep_view_t {
   uint32_t struct_size;
   uint32_t flags;
-  const void* recv_x;          /* [E_local, R*M, H] wire type */
-  const void* recv_scales;     /* [E_local, R*M, ceil(H/128)] float32 or uint8 (UE8M0); else NULL */
-  const int32_t* recv_count;   /* [E_local] rows per local expert */
-  const int32_t* src_info;     /* [E_local, R*M] the token's index on its source rank */
-  const int64_t* layout_range; /* [E_local, R] begin << 32 | count of the rows of each source */
+  const void* recv_x;        /* [E_local, R*M, H] wire type */
+  const void* recv_scales;   /* [E_local, R*M, ceil(H/128)] float32 or uint8 (UE8M0); else NULL */
+  const int32_t* recv_count; /* [E_local] rows per local expert */
+  const int32_t* src_info;   /* [E_local, R*M] the token's index on its source rank */
+  const mep_range_t* layout_range; /* [E_local, R] the rows of each source */
   void* combine_input; /* [E_local, R*M, H] combine type: make y here and give this address */
-  /* High throughput, else NULL. There, rows have no expert: recv_x, recv_scales and combine_input are
-   * [R*M, ..], src_info [R*M], layout_range [R]. Expanded, rows have one: [X, ..] and src_info [X], -1 for padding,
-   * where X is R*M * min(K, E_local) + E_local * (expert_alignment - 1), rounded up to expert_alignment;
-   * layout_range [E_local, R] counts from the first row of all; recv_topk_idx NULL, recv_topk_weights [X]. */
+  /* High throughput, else NULL: shapes as of mep_ep_layout_t, src_info [R*M]. Expanded, src_info [X], -1 for padding;
+   * recv_topk_idx NULL, recv_topk_weights [X]. */
   const int32_t*
       recv_topk_idx; /* [R*M, K] local experts of each row, -1 for those of other ranks. 0.2 */
   const float* recv_topk_weights; /* [R*M, K] their weights, 0 for those of other ranks. 0.2 */
   /* Expanded, else NULL: the rows before that, one for each token of a source, in the order of source rank, then
    * token. Valid as long as the rows. 0.2 */
-  const int32_t* token_rows;     /* [R*M, K] the expanded row of each k, -1: none */
-  const int32_t* token_topk_idx; /* [R*M, K] local experts, -1 for those of other ranks */
-  const int32_t* token_src_info; /* [R*M] the token's index on its source rank */
-  const int64_t* token_range;    /* [R] begin << 32 | count of the tokens of each source */
+  const int32_t* token_rows;      /* [R*M, K] the expanded row of each k, -1: none */
+  const int32_t* token_topk_idx;  /* [R*M, K] local experts, -1 for those of other ranks */
+  const int32_t* token_src_info;  /* [R*M] the token's index on its source rank */
+  const mep_range_t* token_range; /* [R] the tokens of each source */
 } mep_ep_view_t;
-
-MEP_API void mep_ep_view_init(void* view, size_t size);
 static inline void mep_ep_view_defaults(mep_ep_view_t* view) {
-  mep_ep_view_init(view, sizeof *view);
+  mep_struct_init(view, sizeof *view);
 }
+
 /* Local, does not block. The data behind the pointers is valid from when a dispatch on that buffer was
  * received until its combine starts or, without one, until the next dispatch on it starts. 0.1 */
 MEP_API mep_result_t mep_ep_buffer_view(mep_ep_t ep, uint32_t buffer, mep_ep_view_t* view);
@@ -1050,11 +1085,13 @@ typedef struct mep_dispatch_send_t {
   const void* topk_idx;           /* [T, K]; -1: none */
   const float* topk_weights;      /* [T, K] or NULL; kept in the handle for combine */
 } mep_dispatch_send_t;
+static inline void mep_dispatch_send_defaults(mep_dispatch_send_t* send) {
+  mep_struct_init(send, sizeof *send);
+}
 
-/* The copies that a rank wants of what it received. All of it lies in the library's memory (mep_ep_buffer_view);
- * a pointer given here, to memory of the caller and no part of the library's, gets a copy. NULL: no copy.
- * Expanded, and on GPUs in high throughput and where they do not map each other: recv_x and recv_scales get rows in
- * place of the library's memory, not besides. */
+/* Memory of a rank's own, no part of the library's, for what it received; NULL: not wanted. All that is
+ * not given lies in the library's memory (mep_ep_buffer_view). recv_x and recv_scales, where given, get the rows in
+ * place of the view's, which are undefined then; the other arrays are copies, the view has them too. */
 typedef struct mep_dispatch_receive_t {
   uint32_t struct_size;
   uint32_t flags;         /* MEP_DISPATCH_ROWS_LATER or 0 */
@@ -1066,7 +1103,7 @@ typedef struct mep_dispatch_receive_t {
   int32_t* recv_count;                     /* [E_local] */
   int32_t* recv_count_host;                /* the same in pinned host memory */
   int32_t* src_info;                       /* [E_local, R*M] */
-  int64_t* layout_range;                   /* [E_local, R] */
+  mep_range_t* layout_range;               /* [E_local, R] */
   int32_t* recv_topk_idx;   /* [recv_total, K], high throughput; expanded: must be NULL */
   float* recv_topk_weights; /* [recv_total, K], high throughput; expanded: [recv_total] */
   int64_t* recv_total;      /* rows that arrived, all local experts; expanded: with their padding */
@@ -1079,9 +1116,11 @@ typedef struct mep_dispatch_receive_t {
   /* [R], added to: nanoseconds that this call waited for each rank, for its counts and for its rows; 0 for the own
    * rank and absent ones. The largest entry is of the slowest rank. NULL: not wanted. GPUs: must be NULL. 0.2 */
   int64_t* wait_ns;
-  int64_t*
-      token_range; /* [R] high throughput: begin << 32 | count of the tokens of each source. 0.2 */
+  mep_range_t* token_range; /* [R] high throughput: the tokens of each source. 0.2 */
 } mep_dispatch_receive_t;
+static inline void mep_dispatch_receive_defaults(mep_dispatch_receive_t* receive) {
+  mep_struct_init(receive, sizeof *receive);
+}
 
 /* A rank's input to a combine: its experts' outputs. */
 typedef struct mep_combine_send_t {
@@ -1094,6 +1133,9 @@ typedef struct mep_combine_send_t {
    * [recv_total]. NULL: none. 0.2 */
   const float* topk_weights;
 } mep_combine_send_t;
+static inline void mep_combine_send_defaults(mep_combine_send_t* send) {
+  mep_struct_init(send, sizeof *send);
+}
 
 enum { MEP_COMBINE_RENORMALIZE = 1u << 0 }; /* rescale when an expert's rank is missing */
 
@@ -1121,22 +1163,8 @@ typedef struct mep_combine_receive_t {
   const void* token_bias;
   const void* token_bias2;
 } mep_combine_receive_t;
-
-MEP_API void mep_dispatch_send_init(void* send, size_t size);
-static inline void mep_dispatch_send_defaults(mep_dispatch_send_t* send) {
-  mep_dispatch_send_init(send, sizeof *send);
-}
-MEP_API void mep_dispatch_receive_init(void* receive, size_t size);
-static inline void mep_dispatch_receive_defaults(mep_dispatch_receive_t* receive) {
-  mep_dispatch_receive_init(receive, sizeof *receive);
-}
-MEP_API void mep_combine_send_init(void* send, size_t size);
-static inline void mep_combine_send_defaults(mep_combine_send_t* send) {
-  mep_combine_send_init(send, sizeof *send);
-}
-MEP_API void mep_combine_receive_init(void* receive, size_t size);
 static inline void mep_combine_receive_defaults(mep_combine_receive_t* receive) {
-  mep_combine_receive_init(receive, sizeof *receive);
+  mep_struct_init(receive, sizeof *receive);
 }
 
 /* Sends each token to each of its experts and receives what the others sent here.
@@ -1152,7 +1180,7 @@ static inline void mep_combine_receive_defaults(mep_combine_receive_t* receive) 
  * of them have each local expert, rounded up to expert_alignment.
  * Expanded: a row is there once for each of its local experts. The groups of the experts follow each other in
  * ascending order, recv_count rows each, in the order of source rank, then token; what rounds a group up is zeros.
- * Errors: MEP_ERR_BUSY (the buffer's last dispatch or combine was not received, or another thread is
+ * Errors: MEP_ERR_BUSY (the buffer's last dispatch or combine was not received), MEP_ERR_THREAD (another thread is
  * inside a call on the buffer), MEP_ERR_INVALID_ARGUMENT (an expert out of range or twice in a row: names
  * token and value, and nothing was sent; nothing was sent that could be received), MEP_ERR_CAPACITY (call
  * again with more room and send NULL), and those of collectives. It is a personal operation: with a rank gone
@@ -1181,7 +1209,7 @@ MEP_API mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_sen
 MEP_API mep_result_t mep_combine(mep_ep_handle_t handle, const mep_combine_send_t* send,
                                  const mep_combine_receive_t* receive, mep_stream_t stream);
 
-/* Like mep_comm_last_op, for the last dispatch or combine finished on that buffer; MEP_ERR_BUSY: another
+/* Like mep_comm_last_op, for the last dispatch or combine finished on that buffer; MEP_ERR_THREAD: another
  * thread is inside a call on the buffer. 0.1 */
 MEP_API mep_result_t mep_ep_last_op(mep_ep_t ep, uint32_t buffer, mep_op_info_t* info);
 
@@ -1199,6 +1227,10 @@ MEP_API mep_result_t mep_ep_last_op(mep_ep_t ep, uint32_t buffer, mep_op_info_t*
  * location or MEP_HCA), MEP_ERR_SYSTEM (the topology cannot be read); after an error name is
  * untouched. 0.1 */
 MEP_API mep_result_t mep_preferred_hca(const char* location, char* name, size_t capacity);
+/* The same with comm's GPU as the default: location NULL is "gpu:N" of mep_comm_device, or "cpu" on a host
+ * communicator. 0.3 */
+MEP_API mep_result_t mep_comm_preferred_hca(mep_comm_t comm, const char* location, char* name,
+                                            size_t capacity);
 
 #ifdef __cplusplus
 }

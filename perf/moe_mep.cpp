@@ -79,7 +79,7 @@ class MepMoe : public MoeSide {
   }
 
   uint64_t received_count(uint32_t local_expert, int source) const override {
-    return static_cast<uint64_t>(range(local_expert, source)) & 0xffffffffu;
+    return static_cast<uint64_t>(range(local_expert, source).count);
   }
 
   ReceivedRow received_row(uint32_t local_expert, int source, uint64_t index) const override {
@@ -135,12 +135,12 @@ class MepMoe : public MoeSide {
     }
   }
 
-  int64_t range(uint32_t local_expert, int source) const {
+  const mep_range_t& range(uint32_t local_expert, int source) const {
     const size_t size = static_cast<size_t>(problem_.shape().size);
     return buffers_[current_].view.layout_range[local_expert * size + static_cast<size_t>(source)];
   }
   size_t first_row(uint32_t local_expert, int source) const {
-    return static_cast<size_t>(range(local_expert, source) >> 32);
+    return static_cast<size_t>(range(local_expert, source).begin);
   }
   size_t wire_stride() const {
     return problem_.shape().hidden * (problem_.shape().wire_is_fp8 ? 1 : sizeof(uint16_t));
@@ -193,10 +193,10 @@ mep_ep_config_t ep_config_of(const MoeShape& shape, const Options& options) {
   config.input_type = MEP_BFLOAT16;
   config.wire_type = shape.wire_is_fp8 ? MEP_FLOAT8_E4M3 : MEP_BFLOAT16;
   config.combine_type = MEP_BFLOAT16;
-  config.mode = shape.is_high_throughput ? MEP_EP_HIGH_THROUGHPUT : MEP_EP_LOW_LATENCY;
-  config.receive_layout = options.is_expanded  ? MEP_EP_EXPANDED
-                          : options.is_slotted ? MEP_EP_SLOTTED
-                                               : MEP_EP_PACKED;
+  config.layout = options.is_expanded        ? MEP_EP_EXPANDED
+                  : shape.is_high_throughput ? MEP_EP_HIGH_THROUGHPUT
+                  : options.is_slotted       ? MEP_EP_SLOTTED
+                                             : MEP_EP_LOW_LATENCY;
   return config;
 }
 

@@ -12,7 +12,7 @@
 !   - Fortran has no unsigned integers: 32-bit counts and times are c_int32_t, and -1 stands for
 !     0xffffffff. Pointers inside structures are type(c_ptr): c_loc(x) of a variable with `target`.
 !   - mep_request_waitany gives the place in the array from 1 on; 0: none.
-!   - mep_comm_name, mep_comm_transport, mep_preferred_hca give allocatable strings; names passed in need no c_null_char.
+!   - mep_comm_name, mep_comm_transport, mep_preferred_hca, mep_comm_preferred_hca give allocatable strings; names passed in need no c_null_char.
 module mep
   use, intrinsic :: iso_c_binding
   use mep_types
@@ -22,7 +22,8 @@ module mep
   use mep_helpers
   implicit none
   private :: c_result_string, c_last_error, c_comm_transport, c_comm_name, c_comm_set_name, &
-      c_preferred_hca, c_comm_attach, c_request_waitany, c_dispatch, c_combine, text_of, given, own_block
+      c_preferred_hca, c_comm_preferred_hca, c_comm_attach, c_request_waitany, c_dispatch, c_combine, text_of, &
+      given, own_block
 
 contains
 
@@ -91,17 +92,21 @@ contains
   integer(c_int32_t) function mep_preferred_hca(location, name) result(code)
     character(len=*), intent(in) :: location
     character(len=:), allocatable, intent(out) :: name
-    character(kind=c_char) :: bytes(128)
-    integer :: i
+    character(kind=c_char), target :: bytes(128)
     bytes = c_null_char
     code = c_preferred_hca(trim(location)//c_null_char, bytes, 128_c_size_t)
-    name = ""
-    if (code /= MEP_SUCCESS) return
-    do i = 1, 128
-      if (bytes(i) == c_null_char) exit
-      name = name//bytes(i)
-    end do
+    name = text_of(c_loc(bytes))
   end function mep_preferred_hca
+
+  ! Near the GPU of comm, or the cores of this process where it has none.
+  integer(c_int32_t) function mep_comm_preferred_hca(comm, name) result(code)
+    type(mep_comm_t), intent(in) :: comm
+    character(len=:), allocatable, intent(out) :: name
+    character(kind=c_char), target :: bytes(128)
+    bytes = c_null_char
+    code = c_comm_preferred_hca(comm, c_null_ptr, bytes, 128_c_size_t)
+    name = text_of(c_loc(bytes))
+  end function mep_comm_preferred_hca
 
   integer(c_int32_t) function mep_dispatch_layout(comm, topk_idx, topk_idx_type, num_tokens, top_k, &
       num_experts, tokens_per_rank, tokens_per_expert, is_token_in_rank, stream) result(code)

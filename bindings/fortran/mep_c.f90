@@ -26,84 +26,12 @@ module mep_c
       integer(c_int32_t), value :: dtype
     end function mep_dtype_size
 
-    ! ---- initialisers: a declared structure needs them only to be set back ----------------------
-    subroutine mep_comm_config_init(config, size) bind(C)
+    ! A declared structure needs it only to be set back: mep_struct_init(x, c_sizeof(x)).
+    subroutine mep_struct_init(x, size) bind(C)
       import :: c_size_t
-      type(*), intent(inout) :: config
+      type(*), intent(inout) :: x
       integer(c_size_t), value :: size
-    end subroutine mep_comm_config_init
-
-    subroutine mep_store_init(store, size) bind(C)
-      import :: c_size_t
-      type(*), intent(inout) :: store
-      integer(c_size_t), value :: size
-    end subroutine mep_store_init
-
-    subroutine mep_op_info_init(info, size) bind(C)
-      import :: c_size_t
-      type(*), intent(inout) :: info
-      integer(c_size_t), value :: size
-    end subroutine mep_op_info_init
-
-    subroutine mep_comm_stats_init(stats, size) bind(C)
-      import :: c_size_t
-      type(*), intent(inout) :: stats
-      integer(c_size_t), value :: size
-    end subroutine mep_comm_stats_init
-
-    subroutine mep_message_init(message, size) bind(C)
-      import :: c_size_t
-      type(*), intent(inout) :: message
-      integer(c_size_t), value :: size
-    end subroutine mep_message_init
-
-    subroutine mep_view_init(view, size) bind(C)
-      import :: c_size_t
-      type(*), intent(inout) :: view
-      integer(c_size_t), value :: size
-    end subroutine mep_view_init
-
-    subroutine mep_ep_config_init(config, size) bind(C)
-      import :: c_size_t
-      type(*), intent(inout) :: config
-      integer(c_size_t), value :: size
-    end subroutine mep_ep_config_init
-
-    subroutine mep_ep_size_init(size_info, size) bind(C)
-      import :: c_size_t
-      type(*), intent(inout) :: size_info
-      integer(c_size_t), value :: size
-    end subroutine mep_ep_size_init
-
-    subroutine mep_ep_view_init(view, size) bind(C)
-      import :: c_size_t
-      type(*), intent(inout) :: view
-      integer(c_size_t), value :: size
-    end subroutine mep_ep_view_init
-
-    subroutine mep_dispatch_send_init(send, size) bind(C)
-      import :: c_size_t
-      type(*), intent(inout) :: send
-      integer(c_size_t), value :: size
-    end subroutine mep_dispatch_send_init
-
-    subroutine mep_dispatch_receive_init(receive, size) bind(C)
-      import :: c_size_t
-      type(*), intent(inout) :: receive
-      integer(c_size_t), value :: size
-    end subroutine mep_dispatch_receive_init
-
-    subroutine mep_combine_send_init(send, size) bind(C)
-      import :: c_size_t
-      type(*), intent(inout) :: send
-      integer(c_size_t), value :: size
-    end subroutine mep_combine_send_init
-
-    subroutine mep_combine_receive_init(receive, size) bind(C)
-      import :: c_size_t
-      type(*), intent(inout) :: receive
-      integer(c_size_t), value :: size
-    end subroutine mep_combine_receive_init
+    end subroutine mep_struct_init
 
     ! ---- communicators --------------------------------------------------------------------------
     ! Without config: call mep_comm_init(comm=comm).
@@ -136,6 +64,12 @@ module mep_c
       type(mep_comm_t), value :: comm
       integer(c_int32_t), intent(out) :: size
     end function mep_comm_size
+
+    integer(c_int32_t) function mep_comm_live_count(comm, live) bind(C)
+      import :: c_int32_t, mep_comm_t
+      type(mep_comm_t), value :: comm
+      integer(c_int32_t), intent(out) :: live
+    end function mep_comm_live_count
 
     integer(c_int32_t) function mep_comm_live(comm, live) bind(C)
       import :: c_int32_t, mep_comm_t
@@ -478,6 +412,15 @@ module mep_c
       character(kind=c_char), intent(inout) :: name(*)
       integer(c_size_t), value :: capacity
     end function c_preferred_hca
+
+    integer(c_int32_t) function c_comm_preferred_hca(comm, location, name, capacity) &
+        bind(C, name="mep_comm_preferred_hca")
+      import :: c_char, c_int32_t, c_ptr, c_size_t, mep_comm_t
+      type(mep_comm_t), value :: comm
+      type(c_ptr), value :: location
+      character(kind=c_char), intent(inout) :: name(*)
+      integer(c_size_t), value :: capacity
+    end function c_comm_preferred_hca
     integer(c_int32_t) function c_request_waitany(count, requests, timeout_ms, index, info) &
         bind(C, name="mep_request_waitany")
       import :: c_int32_t, mep_request_t, mep_op_info_t

@@ -7,11 +7,12 @@ module mep_types
   private
 
   integer(c_int32_t), parameter, public :: MEP_VERSION_MAJOR = 0
-  integer(c_int32_t), parameter, public :: MEP_VERSION_MINOR = 2
+  integer(c_int32_t), parameter, public :: MEP_VERSION_MINOR = 3
   integer(c_int32_t), parameter, public :: MEP_VERSION_PATCH = 0
 
   integer(c_int32_t), parameter, public :: MEP_SUCCESS = 0
   integer(c_int32_t), parameter, public :: MEP_PARTIAL = 1
+  integer(c_int32_t), parameter, public :: MEP_IN_PROGRESS = 2
   integer(c_int32_t), parameter, public :: MEP_ERR_INVALID_ARGUMENT = -1
   integer(c_int32_t), parameter, public :: MEP_ERR_UNSUPPORTED = -2
   integer(c_int32_t), parameter, public :: MEP_ERR_NO_MEMORY = -3
@@ -33,6 +34,10 @@ module mep_types
   integer(c_int32_t), parameter, public :: MEP_ERR_CAPACITY = -19
   integer(c_int32_t), parameter, public :: MEP_ERR_NOT_FOUND = -20
   integer(c_int32_t), parameter, public :: MEP_ERR_DEVICE = -21
+  integer(c_int32_t), parameter, public :: MEP_ERR_THREAD = -22
+
+  ! A timeout that stands for the operation's own timeout; 0xffffffff, which is -1 here.
+  integer(c_int32_t), parameter, public :: MEP_FOREVER = -1
 
   ! Made by bindings/make_bindings.py from the table of types; do not edit.
   integer(c_int32_t), parameter, public :: MEP_INT8 = 1
@@ -75,6 +80,12 @@ module mep_types
   integer(c_int32_t), parameter, public :: MEP_QUORUM_WITNESS = 1
   integer(c_int32_t), parameter, public :: MEP_QUORUM_NONE = 2
 
+  integer(c_int32_t), parameter, public :: MEP_MAX_RANKS = 4096
+  integer(c_int32_t), parameter, public :: MEP_MAX_NAME_BYTES = 63
+  integer(c_int32_t), parameter, public :: MEP_MAX_TOP_K = 64
+  integer(c_int32_t), parameter, public :: MEP_MAX_EP_BUFFERS = 8
+  integer(c_int32_t), parameter, public :: MEP_MAX_EP_NAME_BYTES = 65535
+
   integer(c_int32_t), parameter, public :: MEP_OP_INPUT_INTACT = 1
   integer(c_int32_t), parameter, public :: MEP_OP_STATUS_VERSION = 2
 
@@ -90,11 +101,9 @@ module mep_types
   integer(c_int32_t), parameter, public :: MEP_PEER_EXCLUDED = 5
 
   integer(c_int32_t), parameter, public :: MEP_EP_LOW_LATENCY = 0
-  integer(c_int32_t), parameter, public :: MEP_EP_HIGH_THROUGHPUT = 1
-
-  integer(c_int32_t), parameter, public :: MEP_EP_PACKED = 0
   integer(c_int32_t), parameter, public :: MEP_EP_SLOTTED = 1
-  integer(c_int32_t), parameter, public :: MEP_EP_EXPANDED = 2
+  integer(c_int32_t), parameter, public :: MEP_EP_HIGH_THROUGHPUT = 2
+  integer(c_int32_t), parameter, public :: MEP_EP_EXPANDED = 3
 
   integer(c_int32_t), parameter, public :: MEP_SCALE_FLOAT32 = 0
   integer(c_int32_t), parameter, public :: MEP_SCALE_UE8M0 = 1
@@ -226,11 +235,16 @@ module mep_types
     type(c_ptr) :: states = c_null_ptr
   end type mep_view_t
 
+  type, bind(C), public :: mep_range_t
+    integer(c_int32_t) :: count = 0
+    integer(c_int32_t) :: begin = 0
+  end type mep_range_t
+
   type, bind(C), public :: mep_ep_config_t
-    integer(c_int32_t) :: struct_size = 88
+    integer(c_int32_t) :: struct_size = 80
     integer(c_int32_t) :: flags = 0
     type(c_ptr) :: name = c_null_ptr
-    integer(c_int32_t) :: mode = 0
+    integer(c_int32_t) :: layout = 0
     integer(c_int32_t) :: max_tokens_per_rank = 0
     integer(c_int32_t) :: hidden = 0
     integer(c_int32_t) :: top_k = 0
@@ -241,9 +255,7 @@ module mep_types
     integer(c_int32_t) :: wire_type = 0
     integer(c_int32_t) :: combine_type = 0
     integer(c_int32_t) :: scale_type = 0
-    integer(c_int32_t) :: scale_block = 0
     integer(c_int32_t) :: scale_layout = 0
-    integer(c_int32_t) :: receive_layout = 0
     integer(c_int32_t) :: expert_alignment = 0
     integer(c_int32_t) :: num_sms = 0
     integer(c_int32_t) :: timeout_ms = 0

@@ -25,15 +25,16 @@ void EpPlayer::fill(const EpShape& shape, Buffer* buffer) {
   buffer->y.assign(rows * data.combine_bytes(), 0x5a);
   buffer->recv_count.assign(shape.local_experts, -1);
   buffer->src_info.assign(rows, -1);
-  buffer->layout_range.assign(shape.local_experts * ranks, -1);
+  buffer->layout_range.assign(shape.local_experts * ranks, {-1, -1});
 }
 
 // The place of the next row of `rank` at a local expert.
 size_t EpPlayer::first_row(const EpShape& shape, const Buffer& buffer, uint32_t local,
                            uint32_t rank) const {
   const size_t ranks = player_.comms_.at(shape.comm).members.slots.size();
-  const int64_t* ranges = shape.own_memory ? buffer.layout_range.data() : buffer.view.layout_range;
-  return static_cast<size_t>(ranges[local * ranks + rank] >> 32);
+  const mep_range_t* ranges =
+      shape.own_memory ? buffer.layout_range.data() : buffer.view.layout_range;
+  return static_cast<size_t>(ranges[local * ranks + rank].begin);
 }
 
 std::string EpPlayer::check_rows(const EpShape& shape, const Buffer& buffer, bool complete) const {
@@ -41,7 +42,8 @@ std::string EpPlayer::check_rows(const EpShape& shape, const Buffer& buffer, boo
   const auto ranks = static_cast<uint32_t>(player_.comms_.at(shape.comm).members.slots.size());
   if (shape.high_throughput) return check_tokens(shape, buffer);
   const int32_t* counts = shape.own_memory ? buffer.recv_count.data() : buffer.view.recv_count;
-  const int64_t* ranges = shape.own_memory ? buffer.layout_range.data() : buffer.view.layout_range;
+  const mep_range_t* ranges =
+      shape.own_memory ? buffer.layout_range.data() : buffer.view.layout_range;
   for (uint32_t local = 0; local < shape.local_experts; ++local) {
     const std::vector<Arrival> rows = data.arrivals(local, buffer.missing);
     if (counts[local] != static_cast<int32_t>(rows.size())) {
@@ -54,9 +56,9 @@ std::string EpPlayer::check_rows(const EpShape& shape, const Buffer& buffer, boo
       if (shape.slotted) begin = size_t{rank} * shape.max_tokens;
       size_t count = 0;
       while (next + count < rows.size() && rows[next + count].rank == rank) ++count;
-      const int64_t range = ranges[local * ranks + rank];
-      const auto said_begin = static_cast<size_t>(range >> 32);
-      const auto said_count = static_cast<size_t>(range & 0xffffffff);
+      const mep_range_t& range = ranges[local * ranks + rank];
+      const auto said_begin = static_cast<size_t>(range.begin);
+      const auto said_count = static_cast<size_t>(range.count);
       // Where a rank is missing, its rows may have had places that nobody uses.
       const bool right_place =
           said_begin == begin || (!complete && said_begin + said_count <= data.rows_per_expert());

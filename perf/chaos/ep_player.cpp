@@ -45,8 +45,9 @@ bool EpPlayer::make(uint32_t number, uint32_t first_serial) {
     config.num_buffers = shape.buffers;
     config.input_type = shape.input;
     config.combine_type = shape.combine;
-    config.mode = shape.high_throughput ? MEP_EP_HIGH_THROUGHPUT : MEP_EP_LOW_LATENCY;
-    config.receive_layout = shape.slotted ? MEP_EP_SLOTTED : MEP_EP_PACKED;
+    config.layout = shape.high_throughput ? MEP_EP_HIGH_THROUGHPUT
+                    : shape.slotted       ? MEP_EP_SLOTTED
+                                          : MEP_EP_LOW_LATENCY;
     // Apart from other objects that are made in this step.
     const uint32_t part = number << 8 | attempt;
     player_.begin(What::kEpCreate, part, shape.comm);

@@ -38,7 +38,8 @@ class EpPlayer {
     std::unique_ptr<EpRound> data;
     std::vector<uint8_t> x, y, out, recv_x;
     std::vector<int32_t> recv_count, src_info;
-    std::vector<int64_t> layout_range, routing;
+    std::vector<mep_range_t> layout_range;
+    std::vector<int64_t> routing;
     std::vector<float> weights;
     Sent sent = Sent::kNothing;  // and not received yet
     uint64_t missing = 0;        // ranks, from its last operation

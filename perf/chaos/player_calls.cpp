@@ -141,7 +141,7 @@ void Player::finish_batch(std::vector<PendingCall>& pending, bool one_comm) {
       } else {
         const uint32_t limit = one_comm && own_.percent(70) ? UINT32_MAX : 0;
         said.result = mep_request_wait(&entry.request, limit, &said.info);
-        done = said.result == MEP_ERR_BUSY && entry.request != nullptr ? 0 : 1;
+        done = said.result == MEP_IN_PROGRESS && entry.request != nullptr ? 0 : 1;
       }
       if (done == 0) {
         ++i;

@@ -59,9 +59,9 @@ __device__ void write_vector(const ExpertCall& call, uint64_t row, uint32_t at,
 
 __global__ void __launch_bounds__(kThreads) expert_kernel(ExpertCall call) {
   const uint32_t expert = blockIdx.y;
-  const int64_t range = call.layout_range[expert * call.sources + blockIdx.x];
-  const uint64_t first = uint64_t{expert} * call.capacity + static_cast<uint64_t>(range >> 32);
-  const auto rows = static_cast<uint32_t>(range & 0xffffffff);
+  const mep_range_t range = call.layout_range[expert * call.sources + blockIdx.x];
+  const uint64_t first = uint64_t{expert} * call.capacity + static_cast<uint64_t>(range.begin);
+  const auto rows = static_cast<uint32_t>(range.count);
   const float factor = factor_of(call.first_expert + expert);
   for (uint32_t i = 0; i < rows; ++i) {
     for (uint32_t at = threadIdx.x * kVector; at < call.hidden; at += kThreads * kVector) {
@@ -75,8 +75,8 @@ __global__ void __launch_bounds__(kThreads) expert_kernel(ExpertCall call) {
 
 // Rows of high throughput lie without gaps from the first on.
 __global__ void __launch_bounds__(kThreads) mixing_kernel(ExpertCall call) {
-  const int64_t last = call.layout_range[call.sources - 1];
-  const uint64_t rows = static_cast<uint64_t>(last >> 32) + static_cast<uint32_t>(last);
+  const mep_range_t last = call.layout_range[call.sources - 1];
+  const auto rows = static_cast<uint64_t>(last.begin) + static_cast<uint64_t>(last.count);
   for (uint64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     for (uint32_t at = threadIdx.x * kVector; at < call.hidden; at += kThreads * kVector) {
       float values[kVector];

@@ -6,14 +6,16 @@
 
 #include <cstdint>
 
+#include "mep.h"
+
 namespace mep::perf {
 
 struct ExpertCall {
-  const void* rows;             // [experts, capacity, hidden], bfloat16 or e4m3
-  const float* scales;          // [experts, capacity, ceil(hidden / 128)] of e4m3; else null
-  const int64_t* layout_range;  // [experts, sources]
-  void* y;                      // [experts, capacity, hidden] bfloat16
-  uint32_t experts;             // of this rank
+  const void* rows;                 // [experts, capacity, hidden], bfloat16 or e4m3
+  const float* scales;              // [experts, capacity, ceil(hidden / 128)] of e4m3; else null
+  const mep_range_t* layout_range;  // [experts, sources]
+  void* y;                          // [experts, capacity, hidden] bfloat16
+  uint32_t experts;                 // of this rank
   uint32_t sources;
   uint32_t capacity;  // rows of one expert
   uint32_t hidden;    // a multiple of 8

@@ -54,7 +54,7 @@ class DeviceMoe : public MoeSide {
                       token_values() * sizeof(uint16_t));
   }
   uint64_t received_count(uint32_t local_expert, int source) const override {
-    return static_cast<uint32_t>(ranges_[range_index(local_expert, source)] & 0xffffffff);
+    return static_cast<uint32_t>(ranges_[range_index(local_expert, source)].count);
   }
   ReceivedRow received_row(uint32_t local_expert, int source, uint64_t index) const override;
 
@@ -97,7 +97,7 @@ class DeviceMoe : public MoeSide {
   int64_t* topk_idx_ = nullptr;
   float* topk_weights_ = nullptr;
   // Brought by fetch_received(); rows by expert and source, without gaps.
-  std::vector<int64_t> ranges_;
+  std::vector<mep_range_t> ranges_;
   std::vector<size_t> first_row_;
   std::vector<uint8_t> rows_;
   std::vector<uint8_t> scales_;
@@ -187,13 +187,13 @@ void DeviceMoe::combine() {
 void DeviceMoe::fetch_received() {
   const MoeShape& shape = problem_.shape();
   const mep_ep_view_t& view = buffers_[current_].view;
-  context_.download(ranges_.data(), view.layout_range, ranges_.size() * sizeof(int64_t));
+  context_.download(ranges_.data(), view.layout_range, ranges_.size() * sizeof(mep_range_t));
   first_row_.clear();
   size_t total = 0;
-  for (const int64_t range : ranges_) {
+  for (const mep_range_t& range : ranges_) {
     first_row_.push_back(total);
     // A count that is not possible is an error that the check finds; it is not followed.
-    total += std::min(static_cast<uint32_t>(range & 0xffffffff), row_capacity_);
+    total += std::min(static_cast<uint32_t>(range.count), row_capacity_);
   }
   rows_.resize(total * wire_row_bytes());
   scales_.resize(shape.wire_is_fp8 ? total * scale_row_bytes() : 0);
@@ -203,7 +203,7 @@ void DeviceMoe::fetch_received() {
   row_topk_weights_.resize(total * top_k);
   for (size_t i = 0; i < ranges_.size(); ++i) {
     const size_t count = (i + 1 < ranges_.size() ? first_row_[i + 1] : total) - first_row_[i];
-    const auto begin = static_cast<size_t>(ranges_[i] >> 32);
+    const auto begin = static_cast<size_t>(ranges_[i].begin);
     if (count == 0 || begin + count > row_capacity_) continue;
     const size_t expert = i / static_cast<size_t>(shape.size);
     const size_t row = expert * row_capacity_ + begin;

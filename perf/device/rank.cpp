@@ -66,8 +66,8 @@ class CudaRank : public DeviceRank {
     gpu_number_ = (about.pciDomainID * 256.0 + about.pciBusID) * 256.0 + about.pciDeviceID;
     // One launch without rows: the first that counts shall not wait for anything to be loaded.
     ExpertCall nothing{};
-    auto* no_rows = context_.allocate<int64_t>(1);
-    context_.fill(no_rows, 0, sizeof(int64_t));
+    auto* no_rows = context_.allocate<mep_range_t>(1);
+    context_.fill(no_rows, 0, sizeof(mep_range_t));
     nothing.layout_range = no_rows;
     nothing.experts = nothing.sources = 1;
     require_cuda(launch_expert(nothing, context_.stream()), "loading kernels");

@@ -7,7 +7,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.dont_write_bytecode = True
 sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "bindings")]
 
-from make_api import Header  # noqa: E402
+from make_api import Header, number  # noqa: E402,F401
 from make_bindings import types  # noqa: E402
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import types
 
-from abi_files import ROOT, Findings, Table, header
+from abi_files import ROOT, Findings, Table, header, number
 
 findings = Findings()
 table, mep_h = Table(), header()
@@ -27,12 +27,12 @@ package.__path__ = [str(ROOT / "bindings/python/mep")]
 sys.modules["mep"] = package
 abi = importlib.import_module("mep._abi")
 constants = {name: value for name, value in vars(abi).items()
-             if name.startswith("MEP_") and not name.startswith("MEP_VERSION_")}
+             if name.startswith("MEP_") and name not in mep_h.defines}
 findings.same_names("Python, constants", table.constants, constants)
 for name, value in constants.items():
     findings.same(f"Python, {name}", table.constants.get(name), value)
 for name, value in mep_h.defines.items():
-    findings.same(f"Python, {name}", int(value), getattr(abi, name))
+    findings.same(f"Python, {name}", number(value), getattr(abi, name))
 structs = {name: value for name, value in vars(abi).items()
            if isinstance(value, type) and issubclass(value, ctypes.Structure)
            and value is not ctypes.Structure}

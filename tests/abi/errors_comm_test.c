@@ -12,14 +12,14 @@ static void results_have_names(void** state) {
   (void)state;
 #define STRUCT(name, size, alignment)
 #define FIELD(type, name, offset, size)
-#define CONSTANT(name, value)                                                    \
-  if (strcmp(#name, "MEP_SUCCESS") == 0 || strncmp(#name, "MEP_ERR_", 8) == 0 || \
-      strcmp(#name, "MEP_PARTIAL") == 0) {                                       \
-    assert_string_equal(mep_result_string(value), #name);                        \
+#define CONSTANT(name, value)                                                       \
+  if (strcmp(#name, "MEP_SUCCESS") == 0 || strncmp(#name, "MEP_ERR_", 8) == 0 ||    \
+      strcmp(#name, "MEP_PARTIAL") == 0 || strcmp(#name, "MEP_IN_PROGRESS") == 0) { \
+    assert_string_equal(mep_result_string(value), #name);                           \
   }
 #include "layout_table.h"
-  assert_string_equal(mep_result_string(2), "unknown result");
-  assert_string_equal(mep_result_string(-22), "unknown result");
+  assert_string_equal(mep_result_string(3), "unknown result");
+  assert_string_equal(mep_result_string(-23), "unknown result");
   assert_string_equal(mep_result_string(INT32_MIN), "unknown result");
   assert_string_equal(mep_result_string(INT32_MAX), "unknown result");
 }
@@ -109,6 +109,8 @@ static void properties(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_size(comm, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_live(NULL, &number));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_live(comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_live_count(NULL, &number));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_live_count(comm, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_epoch(NULL, &epoch));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_epoch(comm, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_device(NULL, &number));
@@ -209,6 +211,15 @@ static void collectives(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_broadcast(a, b, SIZE_MAX, MEP_FLOAT32, 0, comm, NULL));
   EXPECT(MEP_ERR_UNSUPPORTED, mep_broadcast(a, b, 8, MEP_FLOAT32, 0, comm, stream));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_broadcast(a, a + 1, 4, MEP_FLOAT32, 0, comm, NULL));
+
+  EXPECT(MEP_ERR_INVALID_ARGUMENT,
+         mep_broadcast(MEP_IN_PLACE, MEP_IN_PLACE, 8, MEP_FLOAT32, 0, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_broadcast(a, MEP_IN_PLACE, 8, MEP_FLOAT32, 0, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_scatter(MEP_IN_PLACE, b, 8, MEP_FLOAT32, 0, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_alltoall(MEP_IN_PLACE, b, 8, MEP_FLOAT32, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_alltoall(a, MEP_IN_PLACE, 8, MEP_FLOAT32, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT,
+         mep_gatherv(MEP_IN_PLACE, b, 8, NULL, NULL, MEP_FLOAT32, 0, comm, NULL));
 
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_allgather(a, b, 8, MEP_FLOAT32, NULL, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_allgather(NULL, b, 8, MEP_FLOAT32, comm, NULL));
@@ -451,6 +462,8 @@ static void machine(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_preferred_hca("gpu:one", name, sizeof name));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_preferred_hca("18:00", name, sizeof name));
   EXPECT(MEP_ERR_NOT_FOUND, mep_preferred_hca("gpu:4000", name, sizeof name));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_preferred_hca(NULL, NULL, name, sizeof name));
+  EXPECT(MEP_ERR_NOT_FOUND, mep_comm_preferred_hca(comm, "gpu:4000", name, sizeof name));
   EXPECT(MEP_ERR_NOT_FOUND, mep_preferred_hca("numa:4000", name, sizeof name));
   assert_int_equal(setenv("MEP_HCA", "mlx5_0:zero", 1), 0);
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_preferred_hca(NULL, name, sizeof name));

@@ -216,10 +216,10 @@ static mep_result_t rank_0_is_early(Side* side) {
   if (side->rank == 0) {
     mep_result_t wrong = 0; /* which check failed; no result code */
     if (mep_ibarrier(side->comm, &request) != MEP_SUCCESS) wrong = -1000;
-    if (mep_request_wait(&request, 0, NULL) != MEP_ERR_BUSY || request == NULL) wrong = -1001;
+    if (mep_request_wait(&request, 0, NULL) != MEP_IN_PROGRESS || request == NULL) wrong = -1001;
     if (mep_request_test(&request, &done, NULL) != MEP_SUCCESS || done != 0) wrong = -1002;
     if (mep_request_info(request, &info) != MEP_SUCCESS) wrong = -1003;
-    if (info.result != MEP_ERR_BUSY) wrong = -1004;
+    if (info.result != MEP_IN_PROGRESS) wrong = -1004;
     if (mep_comm_destroy(side->comm) != MEP_ERR_BUSY) wrong = -1005;
     atomic_store_explicit(&early_checks_done, 1, memory_order_release);
     const mep_result_t result = mep_request_wait(&request, UINT32_MAX, &info);

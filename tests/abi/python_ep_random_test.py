@@ -423,8 +423,8 @@ def run_rank(problem, comm, seed):
                    max_tokens_per_rank=problem.most, experts_per_rank=problem.local, num_buffers=problem.buffers,
                    input_type=problem.input, wire_type=problem.wire, combine_type=problem.combine,
                    scale_type=problem.scale_type, expert_alignment=problem.alignment,
-                   mode="high_throughput" if problem.high else "low_latency",
-                   receive_layout="slotted" if problem.slotted else "expanded" if problem.expanded else "packed")
+                   layout="expanded" if problem.expanded else "high_throughput" if problem.high
+                   else "slotted" if problem.slotted else "low_latency")
     if problem.mapped:
         options["max_replicas"] = problem.replicas
     draw = np.random.default_rng([seed, comm.rank])

@@ -13,10 +13,9 @@ def maps():
         return sum("mep-" in line for line in lines)
 before, comms = maps(), mep.init_all(2)
 eps, handles, views = [None] * 2, [None] * 2, []
-for mode, layout in (("low_latency", "packed"), ("high_throughput", "packed"), ("high_throughput", "expanded")):
+for layout in ("low_latency", "high_throughput", "expanded"):
     def make(comm):
-        ep = mep.Ep(comm, hidden=64, top_k=1, num_experts=2, max_tokens_per_rank=8, input_type="float32", mode=mode,
-                    receive_layout=layout)
+        ep = mep.Ep(comm, hidden=64, top_k=1, num_experts=2, max_tokens_per_rank=8, input_type="float32", layout=layout)
         handle = ep.handle()
         got = handle.dispatch(np.full((2, 64), 3, np.float32), np.zeros((2, 1), np.int64))
         y = ep.combine_input()

@@ -154,7 +154,7 @@ class Requests(unittest.TestCase):
         comm, y = self.comm, np.zeros(3)
         received = comm.irecv(y, 0, 4)
         self.assertFalse(received.test())
-        self.assertEqual(received.info().result, mep.BusyError.code)
+        self.assertEqual(received.info().result, mep.InProgressError.code)
         self.assertIsNone(comm.isend(doubles(2), 0, 4).wait())
         while not received.test():
             select.select([received], [], [], 0.05)
@@ -188,7 +188,7 @@ class Requests(unittest.TestCase):
     def test_waitall(self):
         comm, x = self.comm, np.zeros((3, 2))
         requests = [comm.irecv(x[tag], 0, tag) for tag in range(3)]
-        with self.assertRaises(mep.BusyError):
+        with self.assertRaises(mep.InProgressError):
             mep.waitall(requests, 0.01)
         for tag in (2, 0, 1):
             comm.send(np.full(2, tag + 1.0), 0, tag)
@@ -218,7 +218,7 @@ class Requests(unittest.TestCase):
     def test_waitany(self):
         comm, x = self.comm, np.zeros((3, 1))
         requests = [comm.irecv(x[0], 0, 0), None, comm.irecv(x[1], 0, 1), comm.irecv(x[2], 0, 2)]
-        with self.assertRaises(mep.BusyError):
+        with self.assertRaises(mep.InProgressError):
             mep.waitany(requests, 0.01)
         found = []
         for tag in (1, 0, 2):
@@ -227,7 +227,7 @@ class Requests(unittest.TestCase):
             found.append((place, requests[place].wait().tag))
             # The state of the others is kept apart.
             running = [each.info().result for each in requests if each is not None and not each.done]
-            self.assertEqual(running, [mep.BusyError.code] * (3 - len(found)))
+            self.assertEqual(running, [mep.InProgressError.code] * (3 - len(found)))
             self.assertEqual([requests[i].info().result for i, _ in found], [0] * len(found))
         self.assertEqual(found, [(2, 1), (0, 0), (3, 2)])
         self.assertIsNone(mep.waitany(requests))

@@ -29,7 +29,7 @@ def work(comm, size, seed):
     per_rank = EXPERTS // size
     experts, weights = routing(comm.rank, seed)
     with mep.Ep(comm, hidden=HIDDEN, top_k=TOP_K, num_experts=EXPERTS, max_tokens_per_rank=MOST, input_type="float32",
-                mode="high_throughput", expert_alignment=8) as ep, ep.handle() as handle:
+                layout="high_throughput", expert_alignment=8) as ep, ep.handle() as handle:
         for replays in (False, True):
             scale = np.float32(2 if replays else 1)
             x = rows(comm.rank, seed) * scale
@@ -75,7 +75,7 @@ class ThroughputTest(unittest.TestCase):
         comm, = mep.init_all(1)
         options = dict(hidden=HIDDEN, top_k=TOP_K, num_experts=EXPERTS, max_tokens_per_rank=MOST, input_type="float32")
         x = np.zeros((2, HIDDEN), np.float32)
-        with mep.Ep(comm, mode="high_throughput", **options) as ep, ep.handle() as handle:
+        with mep.Ep(comm, layout="high_throughput", **options) as ep, ep.handle() as handle:
             with self.assertRaisesRegex(mep.InvalidArgumentError, "no dispatch of this handle"):
                 handle.dispatch(x, replay=True)
             got = handle.dispatch(x, np.array([[0, 1, -1], [2, -1, -1]]))

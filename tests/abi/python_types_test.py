@@ -181,8 +181,8 @@ class Texts(unittest.TestCase):
                   "must hold bfloat16", "uint16", "ml_dtypes.bfloat16")
         self.says(ValueError, lambda: self.handle.dispatch(x, idx, np.zeros((2, 1))), "float64", "must hold float32")
         self.says(ValueError, lambda: self.handle.dispatch(x, idx, phase="foo"), "'foo'", "both, send, receive")
-        for options, *words in ((dict(receive_layout="foo"), "receive_layout is 'foo'", "packed, slotted, expanded"),
-                                (dict(mode="fast"), "mode is 'fast'", "low_latency, high_throughput")):
+        for options, *words in ((dict(layout="foo"), "layout is 'foo'", "low_latency, slotted, high_throughput, expanded"),
+                                (dict(scale_type="int"), "scale_type is 'int'", "float32, ue8m0")):
             self.says(ValueError, lambda: mep.Ep(self.comm, **self.options, **options), *words)
         for value in (1.5, "2"):
             self.says(TypeError, lambda: mep.Ep(self.comm, **self.options, num_buffers=value),

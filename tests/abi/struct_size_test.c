@@ -48,39 +48,31 @@ static int tear_down(void** state) {
 
 static const struct {
   const char* name;
-  void (*initialise)(void*, size_t);
   size_t size;
-} kInitialisers[] = {
-    {"mep_comm_config_init", mep_comm_config_init, sizeof(mep_comm_config_t)},
-    {"mep_store_init", mep_store_init, sizeof(mep_store_t)},
-    {"mep_op_info_init", mep_op_info_init, sizeof(mep_op_info_t)},
-    {"mep_comm_stats_init", mep_comm_stats_init, sizeof(mep_comm_stats_t)},
-    {"mep_message_init", mep_message_init, sizeof(mep_message_t)},
-    {"mep_view_init", mep_view_init, sizeof(mep_view_t)},
-    {"mep_ep_config_init", mep_ep_config_init, sizeof(mep_ep_config_t)},
-    {"mep_ep_size_init", mep_ep_size_init, sizeof(mep_ep_size_t)},
-    {"mep_ep_view_init", mep_ep_view_init, sizeof(mep_ep_view_t)},
-    {"mep_dispatch_send_init", mep_dispatch_send_init, sizeof(mep_dispatch_send_t)},
-    {"mep_dispatch_receive_init", mep_dispatch_receive_init, sizeof(mep_dispatch_receive_t)},
-    {"mep_combine_send_init", mep_combine_send_init, sizeof(mep_combine_send_t)},
-    {"mep_combine_receive_init", mep_combine_receive_init, sizeof(mep_combine_receive_t)},
+} kStructs[] = {
+#define STRUCT(name, size, alignment) {#name, size},
+#define CONSTANT(name, value)
+#define FIELD(name, field, offset, size)
+#include "layout_table.h"
+#undef STRUCT
+#undef CONSTANT
+#undef FIELD
 };
 
 static void initialisers_touch_only_their_bytes(void** state) {
   (void)state;
-  for (size_t i = 0; i < sizeof kInitialisers / sizeof *kInitialisers; ++i) {
-    for (size_t size = 0; size <= kInitialisers[i].size + kTail; ++size) {
+  for (size_t i = 0; i < sizeof kStructs / sizeof *kStructs; ++i) {
+    for (size_t size = 0; size <= kStructs[i].size + kTail; ++size) {
       _Alignas(8) unsigned char memory[kGuard + kRoom + kGuard];
       memset(memory, 0xa5, sizeof memory);
-      kInitialisers[i].initialise(memory + kGuard, size);
+      mep_struct_init(memory + kGuard, size);
       for (size_t at = 0; at < sizeof memory; ++at) {
         const int inside = at >= kGuard && at < kGuard + size;
         if (!inside && memory[at] != 0xa5) {
-          fail_msg("%s(p, %zu) wrote at p%+zd", kInitialisers[i].name, size,
-                   (ptrdiff_t)at - kGuard);
+          fail_msg("%s(p, %zu) wrote at p%+zd", kStructs[i].name, size, (ptrdiff_t)at - kGuard);
         }
         if (inside && size >= 4 && at >= kGuard + 4 && memory[at] != 0) {
-          fail_msg("%s(p, %zu) left byte %zu", kInitialisers[i].name, size, at - kGuard);
+          fail_msg("%s(p, %zu) left byte %zu", kStructs[i].name, size, at - kGuard);
         }
       }
       if (size >= 4) {
@@ -89,8 +81,8 @@ static void initialisers_touch_only_their_bytes(void** state) {
         assert_int_equal(written, size);
       }
     }
-    kInitialisers[i].initialise(NULL, kInitialisers[i].size);
   }
+  mep_struct_init(NULL, sizeof(mep_view_t));
 }
 
 static void defaults_are_inits(void** state) {
@@ -401,53 +393,38 @@ static mep_result_t call_ep_last_op(Fixture* f, void* memory) {
 static const struct {
   const char* name;
   mep_result_t (*call)(Fixture*, void*);
-  void (*initialise)(void*, size_t);
   void (*fill)(void*, size_t);
   size_t size;
   const char* type;
 } kTakers[] = {
-    {"mep_comm_init", call_comm_init, mep_comm_config_init, fill_config,
-     SIZE_AND_NAME(mep_comm_config_t)},
-    {"mep_comm_init_all", call_comm_init_all, mep_comm_config_init, fill_nothing,
-     SIZE_AND_NAME(mep_comm_config_t)},
-    {"mep_comm_init's store", call_comm_init_store, mep_store_init, fill_store,
-     SIZE_AND_NAME(mep_store_t)},
-    {"mep_comm_last_op", call_last_op, mep_op_info_init, fill_nothing,
-     SIZE_AND_NAME(mep_op_info_t)},
-    {"mep_request_wait", call_request_wait, mep_op_info_init, fill_nothing,
-     SIZE_AND_NAME(mep_op_info_t)},
-    {"mep_request_test", call_request_test, mep_op_info_init, fill_nothing,
-     SIZE_AND_NAME(mep_op_info_t)},
-    {"mep_request_info", call_request_info, mep_op_info_init, fill_nothing,
-     SIZE_AND_NAME(mep_op_info_t)},
-    {"mep_request_waitany", call_request_waitany, mep_op_info_init, fill_nothing,
-     SIZE_AND_NAME(mep_op_info_t)},
-    {"mep_recv", call_recv, mep_message_init, fill_nothing, SIZE_AND_NAME(mep_message_t)},
-    {"mep_sendrecv", call_sendrecv, mep_message_init, fill_nothing, SIZE_AND_NAME(mep_message_t)},
-    {"mep_irecv", call_irecv, mep_message_init, fill_nothing, SIZE_AND_NAME(mep_message_t)},
-    {"mep_probe", call_probe, mep_message_init, fill_nothing, SIZE_AND_NAME(mep_message_t)},
-    {"mep_iprobe", call_iprobe, mep_message_init, fill_nothing, SIZE_AND_NAME(mep_message_t)},
-    {"mep_comm_stats", call_stats, mep_comm_stats_init, fill_nothing,
-     SIZE_AND_NAME(mep_comm_stats_t)},
-    {"mep_comm_view", call_view, mep_view_init, fill_nothing, SIZE_AND_NAME(mep_view_t)},
-    {"mep_ep_create", call_ep_create, mep_ep_config_init, fill_ep_config,
-     SIZE_AND_NAME(mep_ep_config_t)},
-    {"mep_ep_buffer_size", call_ep_buffer_size, mep_ep_config_init, fill_ep_config,
-     SIZE_AND_NAME(mep_ep_config_t)},
-    {"mep_ep_buffer_size (out)", call_ep_buffer_size_out, mep_ep_size_init, fill_nothing,
+    {"mep_comm_init", call_comm_init, fill_config, SIZE_AND_NAME(mep_comm_config_t)},
+    {"mep_comm_init_all", call_comm_init_all, fill_nothing, SIZE_AND_NAME(mep_comm_config_t)},
+    {"mep_comm_init's store", call_comm_init_store, fill_store, SIZE_AND_NAME(mep_store_t)},
+    {"mep_comm_last_op", call_last_op, fill_nothing, SIZE_AND_NAME(mep_op_info_t)},
+    {"mep_request_wait", call_request_wait, fill_nothing, SIZE_AND_NAME(mep_op_info_t)},
+    {"mep_request_test", call_request_test, fill_nothing, SIZE_AND_NAME(mep_op_info_t)},
+    {"mep_request_info", call_request_info, fill_nothing, SIZE_AND_NAME(mep_op_info_t)},
+    {"mep_request_waitany", call_request_waitany, fill_nothing, SIZE_AND_NAME(mep_op_info_t)},
+    {"mep_recv", call_recv, fill_nothing, SIZE_AND_NAME(mep_message_t)},
+    {"mep_sendrecv", call_sendrecv, fill_nothing, SIZE_AND_NAME(mep_message_t)},
+    {"mep_irecv", call_irecv, fill_nothing, SIZE_AND_NAME(mep_message_t)},
+    {"mep_probe", call_probe, fill_nothing, SIZE_AND_NAME(mep_message_t)},
+    {"mep_iprobe", call_iprobe, fill_nothing, SIZE_AND_NAME(mep_message_t)},
+    {"mep_comm_stats", call_stats, fill_nothing, SIZE_AND_NAME(mep_comm_stats_t)},
+    {"mep_comm_view", call_view, fill_nothing, SIZE_AND_NAME(mep_view_t)},
+    {"mep_ep_create", call_ep_create, fill_ep_config, SIZE_AND_NAME(mep_ep_config_t)},
+    {"mep_ep_buffer_size", call_ep_buffer_size, fill_ep_config, SIZE_AND_NAME(mep_ep_config_t)},
+    {"mep_ep_buffer_size (out)", call_ep_buffer_size_out, fill_nothing,
      SIZE_AND_NAME(mep_ep_size_t)},
-    {"mep_ep_buffer_view", call_ep_buffer_view, mep_ep_view_init, fill_nothing,
-     SIZE_AND_NAME(mep_ep_view_t)},
-    {"mep_dispatch's send", call_dispatch_send, mep_dispatch_send_init, fill_dispatch_send,
+    {"mep_ep_buffer_view", call_ep_buffer_view, fill_nothing, SIZE_AND_NAME(mep_ep_view_t)},
+    {"mep_dispatch's send", call_dispatch_send, fill_dispatch_send,
      SIZE_AND_NAME(mep_dispatch_send_t)},
-    {"mep_dispatch's receive", call_dispatch_receive, mep_dispatch_receive_init, fill_nothing,
+    {"mep_dispatch's receive", call_dispatch_receive, fill_nothing,
      SIZE_AND_NAME(mep_dispatch_receive_t)},
-    {"mep_combine's send", call_combine_send, mep_combine_send_init, fill_combine_send,
-     SIZE_AND_NAME(mep_combine_send_t)},
-    {"mep_combine's receive", call_combine_receive, mep_combine_receive_init, fill_combine_receive,
+    {"mep_combine's send", call_combine_send, fill_combine_send, SIZE_AND_NAME(mep_combine_send_t)},
+    {"mep_combine's receive", call_combine_receive, fill_combine_receive,
      SIZE_AND_NAME(mep_combine_receive_t)},
-    {"mep_ep_last_op", call_ep_last_op, mep_op_info_init, fill_nothing,
-     SIZE_AND_NAME(mep_op_info_t)},
+    {"mep_ep_last_op", call_ep_last_op, fill_nothing, SIZE_AND_NAME(mep_op_info_t)},
 };
 
 /* Runs taker i with a struct of `size` bytes between bytes 0xa5 which must stay; `mark` != 0 is put
@@ -459,9 +436,9 @@ static mep_result_t run_taker(Fixture* f, size_t i, size_t size, unsigned char m
   filled_fixture = f;
   memset(memory, 0xa5, sizeof memory);
   /* Filled at full length, then cut, so that `fill` never writes beyond the short one. */
-  kTakers[i].initialise(full, kTakers[i].size);
+  mep_struct_init(full, kTakers[i].size);
   kTakers[i].fill(full, kTakers[i].size);
-  kTakers[i].initialise(memory + kGuard, size);
+  mep_struct_init(memory + kGuard, size);
   memcpy(memory + kGuard + 4, full + 4, known - 4);
   if (mark != 0) memory[kGuard + size - 1] = mark;
   const mep_result_t result = kTakers[i].call(f, memory + kGuard);
@@ -475,7 +452,7 @@ static mep_result_t run_taker(Fixture* f, size_t i, size_t size, unsigned char m
 }
 
 static int is_fine(const char* name, mep_result_t result) {
-  /* mep_request_info of a running request is a success that says MEP_ERR_BUSY inside. */
+  /* mep_request_info of a running request is a success that says MEP_IN_PROGRESS inside. */
   if (result == MEP_SUCCESS) return 1;
   print_error("%s: %s: %s\n", name, mep_result_string(result), mep_last_error());
   return 0;
@@ -541,7 +518,7 @@ static void make_struct(size_t i, unsigned char* at, size_t size, size_t set) {
   _Alignas(8) unsigned char full[kRoom];
   const uint32_t struct_size = (uint32_t)size;
   memset(full, 0, sizeof full);
-  kTakers[i].initialise(full, kTakers[i].size);
+  mep_struct_init(full, kTakers[i].size);
   kTakers[i].fill(full, kTakers[i].size);
   if (set > kTakers[i].size) set = kTakers[i].size;
   memset(at, 0, size);

@@ -48,8 +48,8 @@ void one(std::span<const std::byte> input) {
   require(shape.rank == ranks - 1 && shape.ranks == ranks &&
           description.name.size() <= input.size());
   require(shape.experts > 0 && shape.local_experts > 0 && shape.experts <= shape.places());
-  require(shape.top_k > 0 && shape.top_k <= mep::kMaxTopK);
-  require(shape.buffers > 0 && shape.buffers <= mep::kMaxEpBuffers);
+  require(shape.top_k > 0 && shape.top_k <= MEP_MAX_TOP_K);
+  require(shape.buffers > 0 && shape.buffers <= MEP_MAX_EP_BUFFERS);
   require(shape.wire_row_bytes() % 16 == 0 && shape.combine_row_bytes() % 16 == 0);
   const mep::EpLayout layout(shape);
   if (layout.bytes() != 0) {
@@ -73,7 +73,7 @@ void seeds(const Sink& sink) {
   plain.shape.wire_type = MEP_FLOAT8_E4M3;
   plain.shape.scale_type = MEP_SCALE_UE8M0;
   plain.shape.hidden = 256;
-  plain.shape.receive_layout = MEP_EP_SLOTTED;
+  plain.shape.layout = MEP_EP_SLOTTED;
   put(sink, "scaled-slotted", plain);
   mep::EpDescription mapped = described(2);
   mapped.shape.max_replicas = 2;

@@ -51,16 +51,17 @@ inline void tells_tokens(const Shape& s, uint64_t seed) {
             continue;
           }
           const bool right = expert == named[k] % kLocalExperts && slot >= 0;
-          const auto range = static_cast<uint64_t>(
-              ranges[static_cast<uint32_t>(named[k] % kLocalExperts) * s.ranks + source]);
-          GPU_CHECK(right && static_cast<uint32_t>(slot) - (range >> 32) < (range & 0xffffffff) &&
+          const mep_range_t& range =
+              ranges[static_cast<uint32_t>(named[k] % kLocalExperts) * s.ranks + source];
+          GPU_CHECK(right && slot >= range.begin && slot - range.begin < range.count &&
                         infos[static_cast<uint32_t>(slot)] == static_cast<int32_t>(token),
                     "rank %u token %u of rank %u: expert %d, row %d", i, token, source, expert,
                     slot);
         }
         ++row;
       }
-      GPU_CHECK(static_cast<uint64_t>(sources[source]) == (begin << 32 | (row - begin)),
+      GPU_CHECK(sources[source].begin == static_cast<int32_t>(begin) &&
+                    sources[source].count == static_cast<int32_t>(row - begin),
                 "rank %u: tokens of rank %u", i, source);
     }
   }
@@ -99,7 +100,7 @@ inline void fills_callers_rows(uint64_t seed) {
     Part& part = parts[i];
     mep_ep_config_t config;
     mep_moe_defaults(&config, kMost, kRow, kFew, kExpertsOfAll);
-    config.mode = MEP_EP_HIGH_THROUGHPUT;
+    config.layout = MEP_EP_HIGH_THROUGHPUT;
     need(mep_ep_create(comms[i], &config, &part.ep), "mep_ep_create");
     need(mep_ep_handle_create(part.ep, 0, &part.handle), "mep_ep_handle_create");
     cuda(cudaStreamCreateWithFlags(&part.stream, cudaStreamNonBlocking));

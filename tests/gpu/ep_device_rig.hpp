@@ -119,12 +119,13 @@ inline std::vector<Input> draw_inputs(const Shape& s, uint32_t live, uint64_t se
 // The expert's outputs for the rows of tokens; the dispatch says where they lie.
 inline std::vector<uint16_t> make_y(const Shape& s, uint32_t rank, const Output& got) {
   std::vector<uint16_t> y(size_t{s.rows()} * kHidden, 0);
-  const auto* ranges = reinterpret_cast<const int64_t*>(got.ranges.data());
+  const auto* ranges = reinterpret_cast<const mep_range_t*>(got.ranges.data());
   const auto* info = reinterpret_cast<const int32_t*>(got.src_info.data());
   for (uint32_t expert = 0; expert < s.range_groups(); ++expert) {
     for (uint32_t source = 0; source < s.ranks; ++source) {
-      const auto range = static_cast<uint64_t>(ranges[expert * s.ranks + source]);
-      for (uint64_t i = range >> 32; i < (range >> 32) + (range & 0xffffffff); ++i) {
+      const mep_range_t& range = ranges[expert * s.ranks + source];
+      const auto begin = static_cast<uint64_t>(range.begin);
+      for (uint64_t i = begin; i < begin + static_cast<uint64_t>(range.count); ++i) {
         const uint64_t row = s.expanded ? i : uint64_t{expert} * s.ranks * kTokens + i;
         std::mt19937 random(rank * 1000003u + expert * 10007u + source * 101u +
                             static_cast<uint32_t>(info[row]));
@@ -147,12 +148,12 @@ inline mep_ep_config_t ep_config(const Shape& s) {
   config.num_experts = s.experts();
   config.experts_per_rank = kLocalExperts;
   config.wire_type = s.fp8 ? MEP_FLOAT8_E4M3 : MEP_BFLOAT16;
-  config.receive_layout = s.slotted ? MEP_EP_SLOTTED : MEP_EP_PACKED;
+  config.layout = s.slotted ? MEP_EP_SLOTTED : MEP_EP_LOW_LATENCY;
   config.max_replicas = 2;
   if (s.throughput) {
-    config.mode = MEP_EP_HIGH_THROUGHPUT;
+    config.layout = MEP_EP_HIGH_THROUGHPUT;
     config.expert_alignment = kAlignment;
-    if (s.expanded) config.receive_layout = MEP_EP_EXPANDED;
+    if (s.expanded) config.layout = MEP_EP_EXPANDED;
   }
   return config;
 }
@@ -201,7 +202,7 @@ inline void dispatch_on_host(const Shape& s, mep_ep_handle_t handle, const Input
   args.recv_scales = s.fp8 ? got->recv_scales.data() : nullptr;
   args.src_info = reinterpret_cast<int32_t*>(got->src_info.data());
   args.recv_count = reinterpret_cast<int32_t*>(got->counts.data());
-  args.layout_range = reinterpret_cast<int64_t*>(got->ranges.data());
+  args.layout_range = reinterpret_cast<mep_range_t*>(got->ranges.data());
   args.recv_total = reinterpret_cast<int64_t*>(got->total.data());
   if (s.throughput) {
     if (!s.expanded) args.recv_topk_idx = reinterpret_cast<int32_t*>(got->topk_idx.data());
@@ -281,7 +282,8 @@ struct Rank {
   int32_t gpu = 0;
   cudaStream_t stream = nullptr;
   uint16_t *x, *replayed_x, *y, *out;
-  int64_t *experts, *ranges, *total;
+  int64_t *experts, *total;
+  mep_range_t* ranges;
   float *weights, *topk_weights, *returned, *out_weights;
   int32_t* topk_idx;
   uint8_t *recv_x, *recv_scales;
@@ -344,7 +346,7 @@ struct Group {
       r.recv_scales = device_memory<uint8_t>(rows * kGroups * 4);
       r.src_info = device_memory<int32_t>(rows);
       r.counts = device_memory<int32_t>(kLocalExperts);
-      r.ranges = device_memory<int64_t>(kLocalExperts * s.ranks);
+      r.ranges = device_memory<mep_range_t>(kLocalExperts * s.ranks);
       cuda(cudaMallocHost(&r.statuses, 2 * sizeof(Status)));
       cuda(cudaMallocHost(&r.early_counts, kLocalExperts * 4));
       cuda(cudaMallocHost(&r.early_total, 8));

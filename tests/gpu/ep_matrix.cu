@@ -333,7 +333,7 @@ class CaseRun {
         args.src_info = d.src_info->as<int32_t>();
       }
       args.recv_count = d.recv_count->as<int32_t>();
-      args.layout_range = d.layout_range->as<int64_t>();
+      args.layout_range = d.layout_range->as<mep_range_t>();
       args.recv_total = d.total->as<int64_t>();
       args.statistics = d.statistics->as<int64_t>();
       args.op_status = d.status->as<mep_op_status_t>();

@@ -53,7 +53,7 @@ struct Bench {
   mep_ep_config_t config() const {
     mep_ep_config_t out;
     mep_ep_config_defaults(&out);
-    out.mode = MEP_EP_HIGH_THROUGHPUT;
+    out.layout = MEP_EP_HIGH_THROUGHPUT;
     out.max_tokens_per_rank = tokens;
     out.hidden = kHidden;
     out.top_k = kTopK;
@@ -61,7 +61,7 @@ struct Bench {
     out.num_buffers = 1;
     out.num_sms = num_sms;
     if (expanded) {
-      out.receive_layout = MEP_EP_EXPANDED;
+      out.layout = MEP_EP_EXPANDED;
       out.expert_alignment = kAlignment;
     }
     if (wire == Wire::kFp8) out.input_type = MEP_FLOAT8_E4M3;

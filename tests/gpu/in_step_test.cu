@@ -126,8 +126,9 @@ class Rank {
     const mep_result_t result = await(mep_dispatch(handle_, &send, &receive, stream_));
     if (is_error(result)) return result;
     for (uint32_t source = 0; source < c_.ranks; ++source) {
-      const auto range = static_cast<uint64_t>(ranges_.data[source]);
-      const uint64_t begin = (range >> 32) * kHidden, end = begin + (range & 0xffffffff) * kHidden;
+      const auto [count, first] = ranges_.data[source];
+      const uint64_t begin = static_cast<uint64_t>(first) * kHidden;
+      const uint64_t end = begin + static_cast<uint64_t>(count) * kHidden;
       for (uint64_t i = begin; i < end; ++i) {
         if (rows_.data[i] == Case::value(round, source)) continue;
         GPU_CHECK(false, "rank %u of %u, round %u: a row of rank %u is of another round", rank_,
@@ -164,7 +165,8 @@ class Rank {
   mep_ep_handle_t handle_ = nullptr;
   cudaStream_t stream_ = nullptr;
   Pinned<uint16_t> x_{kTokens * kHidden}, rows_, out_{kTokens * kHidden};
-  Pinned<int64_t> experts_{kTokens * kTopK}, ranges_{8};
+  Pinned<int64_t> experts_{kTokens * kTopK};
+  Pinned<mep_range_t> ranges_{8};
   Pinned<mep_op_status_t> status_{4};
 };
 

@@ -15,7 +15,7 @@ TEXT_SUFFIXES = {".c", ".h", ".cpp", ".hpp", ".cu", ".cuh", ".inc", ".def", ".py
 LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
 MENTION = re.compile(r"(?<![\w./-])docs/[\w./-]*\w\.(?:md|py|1)\b")
 QUOTE = re.compile(r"^<!-- from (\S+) -->\n```\w*\n(.*?)^```$", re.M | re.S)
-RESULT = re.compile(r"^\s*(MEP_SUCCESS|MEP_PARTIAL|MEP_ERR_\w+)\s*=\s*(-?\d+)", re.M)
+RESULT = re.compile(r"^\s*(MEP_SUCCESS|MEP_PARTIAL|MEP_IN_PROGRESS|MEP_ERR_\w+)\s*=\s*(-?\d+)", re.M)
 RESULT_ROW = re.compile(r"^\|\s*`(MEP_\w+)`\s*\|\s*(-?\d+)\s*\|", re.M)
 ERRORS_PAGE = "docs/reference/errors.md"
 SITE = "mkdocs.yml"

@@ -294,15 +294,15 @@ static mep_result_t step_experts(mep_comm_t comm, uint64_t seed, step_findings_t
   config.top_k = TOP_K;
   config.num_experts = (uint32_t)(size * EXPERTS_PER_RANK);
   config.input_type = MEP_FLOAT32;
-  config.receive_layout = seed % 2 != 0 ? MEP_EP_SLOTTED : MEP_EP_PACKED;
+  config.layout = seed % 2 != 0 ? MEP_EP_SLOTTED : MEP_EP_LOW_LATENCY;
   findings->made = mep_ep_create(comm, &config, &ep);
   STEP_TRY(findings->made);
   if (seed % 3 == 0) findings->made = set_same_places(ep, size);
   mep_result_t result = findings->made;
   if (result == MEP_SUCCESS) result = mep_ep_handle_create(ep, 0, &handle);
   if (result == MEP_SUCCESS) {
-    result = config.receive_layout == MEP_EP_PACKED ? exchange(ep, handle, size) : MEP_SUCCESS;
-    if (result == MEP_SUCCESS && config.receive_layout == MEP_EP_PACKED) {
+    result = config.layout == MEP_EP_LOW_LATENCY ? exchange(ep, handle, size) : MEP_SUCCESS;
+    if (result == MEP_SUCCESS && config.layout == MEP_EP_LOW_LATENCY) {
       findings->wrong = is_whole(comm) && receive_values[0] != 2.0f;
     }
     findings->wrong |= mep_ep_handle_destroy(handle) != MEP_SUCCESS;

@@ -287,6 +287,10 @@ class CaseRun {
                             case_.dtype,
                             case_.op,
                             case_.root};
+    if (in_place_ && case_.seed % 2 == 0) {
+      if (lies_in_send()) call.receive = MEP_IN_PLACE;
+      if (!lies_in_send()) call.send = MEP_IN_PLACE;
+    }
     if (!case_.facts().has_counts) return call;
     call.count = block_count(case_, rank_, rank_, size_);
     // The library has its own copy once the call has returned.

@@ -246,7 +246,7 @@ struct EpCase {
     config.wire_type = wire;
     config.combine_type = combine;
     config.scale_type = scale_type;
-    config.receive_layout = slotted ? MEP_EP_SLOTTED : MEP_EP_PACKED;
+    config.layout = slotted ? MEP_EP_SLOTTED : MEP_EP_LOW_LATENCY;
     config.max_replicas = replicas;
     return config;
   }

@@ -20,7 +20,8 @@ struct ExpandedRow {
 struct ExpandedRows {
   std::vector<ExpandedRow> rows;
   std::vector<int32_t> counts;
-  std::vector<int64_t> ranges, trues;
+  std::vector<mep_range_t> ranges;
+  std::vector<int64_t> trues;
 };
 
 struct ExpandedCase : EpCase {
@@ -31,8 +32,7 @@ struct ExpandedCase : EpCase {
 
   mep_ep_config_t config() const {
     mep_ep_config_t config = EpCase::config();
-    config.mode = MEP_EP_HIGH_THROUGHPUT;
-    config.receive_layout = MEP_EP_EXPANDED;
+    config.layout = MEP_EP_EXPANDED;
     config.expert_alignment = alignment;
     config.flags = rows_later ? MEP_EP_NO_ROW_MEMORY : 0;
     return config;
@@ -64,7 +64,8 @@ struct ExpandedCase : EpCase {
       for (int source = 0; source < ranks; ++source) {
         const size_t first = found.rows.size();
         if (!is_gone(gone, source)) add_rows(source, round, place, &found.rows);
-        found.ranges.push_back(static_cast<int64_t>(first << 32 | (found.rows.size() - first)));
+        found.ranges.push_back(
+            {static_cast<int32_t>(found.rows.size() - first), static_cast<int32_t>(first)});
       }
       found.trues.push_back(static_cast<int64_t>(found.rows.size() - begin));
       while ((found.rows.size() - begin) % alignment != 0) found.rows.emplace_back();
@@ -171,7 +172,7 @@ class ExpandedRound {
   // Sends, and checks what is told before the rows are received.
   mep_result_t dispatch_early() {
     std::vector<int32_t> counts(c_.local_experts, -1);
-    std::vector<int64_t> tokens(static_cast<size_t>(c_.ranks), -1);
+    std::vector<mep_range_t> tokens(static_cast<size_t>(c_.ranks), mep_range_t{-1, -1});
     mep_dispatch_send_t send;
     mep_dispatch_receive_t receive;
     mep_dispatch_send_defaults(&send);
@@ -185,7 +186,10 @@ class ExpandedRound {
     const mep_result_t result = mep_dispatch(handle_, &send, &receive, nullptr);
     COLL_CHECK(report_, counts == c_.received(rank_, routed_, {}).counts);
     COLL_CHECK(report_, total == std::accumulate(counts.begin(), counts.end(), int64_t{0}));
-    COLL_CHECK(report_, std::equal(tokens.begin(), tokens.end(), view_.token_range));
+    COLL_CHECK(report_, std::equal(tokens.begin(), tokens.end(), view_.token_range,
+                                   [](const mep_range_t& one, const mep_range_t& other) {
+                                     return one.begin == other.begin && one.count == other.count;
+                                   }));
     return result;
   }
 
@@ -203,8 +207,8 @@ class ExpandedRound {
                std::equal(expected.counts.begin(), expected.counts.end(), view_.recv_count));
     for (size_t i = 0; i < expected.ranges.size(); ++i) {
       const bool is_gone = c_.is_gone(gone, static_cast<int64_t>(i) % c_.ranks);
-      const int64_t mask = is_gone ? 0xffffffff : -1;
-      COLL_CHECK(report_, (view_.layout_range[i] & mask) == (expected.ranges[i] & mask));
+      COLL_CHECK(report_, view_.layout_range[i].count == expected.ranges[i].count);
+      COLL_CHECK(report_, is_gone || view_.layout_range[i].begin == expected.ranges[i].begin);
     }
     for (size_t i = 0; i < total && !report_.bad(); ++i) check_row(i, expected.rows[i]);
     check_tokens(expected, gone);
@@ -353,9 +357,9 @@ class ExpandedRound {
         }
         ++row;
       }
-      const int64_t range = view_.token_range[source];
-      COLL_CHECK(report_, (range & 0xffffffff) == row - begin);
-      if (!c_.is_gone(gone, source)) COLL_CHECK(report_, range >> 32 == begin);
+      const mep_range_t& range = view_.token_range[source];
+      COLL_CHECK(report_, range.count == row - begin);
+      if (!c_.is_gone(gone, source)) COLL_CHECK(report_, range.begin == begin);
     }
   }
 

@@ -167,7 +167,7 @@ class EpRound {
   size_t scale_stride() const { return c_.scale_bytes() + (c_.strided ? 8 : 0); }
   size_t first_row(uint32_t local, int source) const {
     const size_t index = local * static_cast<size_t>(c_.ranks) + static_cast<size_t>(source);
-    return static_cast<size_t>(view_.layout_range[index] >> 32);
+    return static_cast<size_t>(view_.layout_range[index].begin);
   }
 
   // `gone`: whose part is not in the result. The bitmap of an error has the ranks that went instead.
@@ -235,7 +235,7 @@ class EpRound {
     args->recv_count = recv_count_.as<int32_t>();
     args->recv_count_host = recv_count_host_.as<int32_t>();
     args->src_info = src_info_.as<int32_t>();
-    args->layout_range = layout_range_.as<int64_t>();
+    args->layout_range = layout_range_.as<mep_range_t>();
   }
 
   void scribble() {
@@ -249,7 +249,8 @@ class EpRound {
   int64_t check_expert(uint32_t local, const std::vector<ArrivedRow>& rows,
                        const std::vector<uint8_t>& gone) {
     const int32_t* counts = c_.own_memory ? recv_count_.as<int32_t>() : view_.recv_count;
-    const int64_t* ranges = c_.own_memory ? layout_range_.as<int64_t>() : view_.layout_range;
+    const mep_range_t* ranges =
+        c_.own_memory ? layout_range_.as<mep_range_t>() : view_.layout_range;
     const auto want = static_cast<int32_t>(rows.size());
     if (counts[local] != want) {
       report_.add("%s: round %llu rank %d expert %u has %d rows, not %d", c_.describe().c_str(),
@@ -266,10 +267,13 @@ class EpRound {
       size_t count = 0;
       while (next + count < rows.size() && rows[next + count].source == source) ++count;
       const size_t index = local * static_cast<size_t>(c_.ranks) + static_cast<size_t>(source);
-      const auto range = static_cast<int64_t>((uint64_t{begin} << 32) | count);
       const bool is_gone = !gone.empty() && gone[static_cast<size_t>(source)] != 0;
-      if (is_gone) COLL_CHECK(report_, (ranges[index] & 0xffffffff) == 0);
-      if (!is_gone) COLL_CHECK(report_, ranges[index] == range);
+      const auto [said_count, said_begin] = ranges[index];
+      if (is_gone) COLL_CHECK(report_, said_count == 0);
+      if (!is_gone) {
+        COLL_CHECK(report_, said_begin == static_cast<int32_t>(begin) &&
+                                said_count == static_cast<int32_t>(count));
+      }
       for (size_t i = 0; i < count; ++i) {
         used[begin + i] = 1;
         check_row(local, begin + i, rows[next + i]);

@@ -208,7 +208,7 @@ inline void lost_beside_another_source(const Loss& loss, int rank, mep_comm_t co
   loss.stages.reach(0);
   COLL_EXPECT(found, loss.told, receive(after, 2, 4, comm));
   await_loss(comm, found);
-  COLL_EXPECT(found, MEP_ERR_BUSY, mep_request_wait(&request, 20, nullptr));
+  COLL_EXPECT(found, MEP_IN_PROGRESS, mep_request_wait(&request, 20, nullptr));
   loss.stages.reach(1);
   COLL_OK(found, finish(&request));
   before.came(1, 4, 30, found);
@@ -329,8 +329,8 @@ inline void transfer_until(const Loss& loss, uint64_t after_us, mep_comm_t comm,
     mep_request_t requests[2] = {};
     COLL_OK(found, mep_isend(content.data(), kLargeBytes, MEP_UINT8, 0, 1, comm, &requests[0]));
     COLL_OK(found, begin_receive(inbox, 1, 1, comm, &requests[1]));
-    mep_result_t result = MEP_ERR_BUSY;
-    while (result == MEP_ERR_BUSY && !hour.has_come()) {
+    mep_result_t result = MEP_IN_PROGRESS;
+    while (result == MEP_IN_PROGRESS && !hour.has_come()) {
       result = mep_request_waitall(2, requests, 0, nullptr);
     }
     if (hour.has_come()) {

@@ -34,15 +34,15 @@ void test_wait_and_test(void**) {
     }
     mep_request_t request = nullptr;
     COLL_OK(found, mep_ibarrier(comm, &request));
-    COLL_EXPECT(found, MEP_ERR_BUSY, mep_request_wait(&request, 0, nullptr));
-    COLL_EXPECT(found, MEP_ERR_BUSY, mep_request_wait(&request, 3, nullptr));
+    COLL_EXPECT(found, MEP_IN_PROGRESS, mep_request_wait(&request, 0, nullptr));
+    COLL_EXPECT(found, MEP_IN_PROGRESS, mep_request_wait(&request, 3, nullptr));
     COLL_CHECK(found, request != nullptr);
     int32_t done = 7;
     COLL_OK(found, mep_request_test(&request, &done, nullptr));
     COLL_CHECK(found, done == 0 && request != nullptr);
     Info running;
     COLL_OK(found, mep_request_info(request, &running.info));
-    COLL_CHECK(found, running.info.result == MEP_ERR_BUSY && running.info.seq == 1 &&
+    COLL_CHECK(found, running.info.result == MEP_IN_PROGRESS && running.info.seq == 1 &&
                           running.info.epoch == 1 && running.contributors == 0);
     // A comm with a request that is not finished stays.
     COLL_EXPECT(found, MEP_ERR_BUSY, mep_comm_destroy(comm));
@@ -127,7 +127,7 @@ void test_out_of_order(void**) {
     Info earlier;
     COLL_OK(found, mep_request_test(&requests[0], &done, &earlier.info));
     COLL_CHECK(found, done == 1 && earlier.info.seq == 1 && earlier.contributors == 3);
-    COLL_EXPECT(found, MEP_ERR_BUSY, mep_request_wait(&requests[2], 1, nullptr));
+    COLL_EXPECT(found, MEP_IN_PROGRESS, mep_request_wait(&requests[2], 1, nullptr));
     go.store(true);
     COLL_OK(found, mep_request_wait(&requests[2], 0xffffffff, nullptr));
     one.check(found);
@@ -188,7 +188,7 @@ void test_second_thread(void**) {
       while (started.load() < 2) pause_us(100);
       pause_us(delay_us);
       const mep_result_t result = mep_barrier(comm, nullptr);
-      if (result == MEP_ERR_BUSY) refused.fetch_add(1);
+      if (result == MEP_ERR_THREAD) refused.fetch_add(1);
       if (result == MEP_SUCCESS) succeeded.fetch_add(1);
     };
     std::thread second(call, 30'000);

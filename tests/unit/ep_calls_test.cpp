@@ -35,13 +35,8 @@ void bad_configs(void**) {
     } cases[] = {
         {MEP_ERR_INVALID_ARGUMENT, "struct_size", [](auto* c) { c->struct_size = 0; }},
         {MEP_ERR_INVALID_ARGUMENT, "flags", [](auto* c) { c->flags = 1; }},
-        {MEP_ERR_INVALID_ARGUMENT, "MEP_EP_SLOTTED belongs",
-         [](auto* c) {
-           c->mode = MEP_EP_HIGH_THROUGHPUT;
-           c->receive_layout = MEP_EP_SLOTTED;
-         }},
         {MEP_ERR_INVALID_ARGUMENT, "expert_alignment", [](auto* c) { c->expert_alignment = 4; }},
-        {MEP_ERR_INVALID_ARGUMENT, "mode", [](auto* c) { c->mode = 7; }},
+        {MEP_ERR_INVALID_ARGUMENT, "layout", [](auto* c) { c->layout = 7; }},
         {MEP_ERR_INVALID_ARGUMENT, "max_tokens", [](auto* c) { c->max_tokens_per_rank = 0; }},
         {MEP_ERR_INVALID_ARGUMENT, "hidden", [](auto* c) { c->hidden = 0; }},
         {MEP_ERR_INVALID_ARGUMENT, "multiples of 16", [](auto* c) { c->hidden = 12; }},
@@ -62,12 +57,8 @@ void bad_configs(void**) {
         {MEP_ERR_UNSUPPORTED, "wire_type", [](auto* c) { c->wire_type = MEP_FLOAT32; }},
         {MEP_ERR_UNSUPPORTED, "combine_type", [](auto* c) { c->combine_type = MEP_FLOAT8_E4M3; }},
         {MEP_ERR_INVALID_ARGUMENT, "scale_type", [](auto* c) { c->scale_type = 2; }},
-        {MEP_ERR_UNSUPPORTED, "scale_block", [](auto* c) { c->scale_block = 64; }},
         {MEP_ERR_UNSUPPORTED, "column-major",
          [](auto* c) { c->scale_layout = MEP_SCALE_COLUMN_MAJOR; }},
-        {MEP_ERR_INVALID_ARGUMENT, "EXPANDED belongs to MEP_EP_HIGH",
-         [](auto* c) { c->receive_layout = MEP_EP_EXPANDED; }},
-        {MEP_ERR_INVALID_ARGUMENT, "receive_layout", [](auto* c) { c->receive_layout = 9; }},
         {MEP_ERR_UNSUPPORTED, "num_sms", [](auto* c) { c->num_sms = 1; }},
     };
     for (const auto& each : cases) {
@@ -118,7 +109,7 @@ void disagreements(void**) {
         {"input_type", [](auto* c) { c->input_type = MEP_FLOAT16; }},
         {"wire_type", [](auto* c) { c->wire_type = MEP_FLOAT8_E4M3; }},
         {"combine_type", [](auto* c) { c->combine_type = MEP_FLOAT32; }},
-        {"receive_layout", [](auto* c) { c->receive_layout = MEP_EP_SLOTTED; }},
+        {"layout", [](auto* c) { c->layout = MEP_EP_SLOTTED; }},
         {"max_replicas", [](auto* c) { c->max_replicas = 2; }},
     };
     for (const auto& each : cases) {
@@ -247,7 +238,9 @@ void bad_dispatches(void**) {
         {MEP_ERR_INVALID_ARGUMENT, "src_info is the library's own",
          [](Caller* c) { c->output.src_info = const_cast<int32_t*>(c->view.src_info); }},
         {MEP_ERR_INVALID_ARGUMENT, "layout_range is the library's own",
-         [](Caller* c) { c->output.layout_range = const_cast<int64_t*>(c->view.layout_range); }},
+         [](Caller* c) {
+           c->output.layout_range = const_cast<mep_range_t*>(c->view.layout_range);
+         }},
         {MEP_ERR_INVALID_ARGUMENT, "statistics_type is 11; it must be MEP_INT32 or MEP_INT64",
          [](Caller* c) { c->output.statistics_type = MEP_FLOAT32; }},
         {MEP_ERR_INVALID_ARGUMENT, "op_status_bytes is 0",

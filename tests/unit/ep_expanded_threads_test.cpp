@@ -87,8 +87,7 @@ void refusals(void**) {
   require_on_rank_threads(1, 0, [&](int, mep_comm_t comm, Report& report) {
     mep_ep_config_t config;
     mep_moe_defaults(&config, 4, 16, 2, 4);
-    config.mode = MEP_EP_HIGH_THROUGHPUT;
-    config.receive_layout = MEP_EP_EXPANDED;
+    config.layout = MEP_EP_EXPANDED;
     mep_ep_size_t size;
     mep_ep_size_defaults(&size);
     config.expert_alignment = 0x7fffffff;  // by 4 experts

@@ -64,7 +64,7 @@ class Rank {
       : c_(c), rank_(rank), comm_(comm), report_(report) {
     mep_ep_config_t config = config_of(static_cast<uint32_t>(c.ranks));
     config.num_buffers = c.buffers;
-    config.receive_layout = c.layout;
+    config.layout = c.layout;
     COLL_OK(report_, mep_ep_create(comm, &config, &ep_));
     handles_.resize(c.buffers);
     for (uint32_t i = 0; i < c.buffers; ++i) {
@@ -169,9 +169,8 @@ class Rank {
     const auto* rows = static_cast<const float*>(view.recv_x);
     auto* y = static_cast<float*>(view.combine_input);
     for (int source = 0; source < c_.ranks; ++source) {
-      const int64_t range = view.layout_range[source];
-      const auto begin = static_cast<size_t>(range >> 32);
-      const auto count = static_cast<size_t>(range & 0xffffffff);
+      const auto begin = static_cast<size_t>(view.layout_range[source].begin);
+      const auto count = static_cast<size_t>(view.layout_range[source].count);
       for (size_t i = begin * kHidden; i < (begin + count) * kHidden; ++i) {
         COLL_CHECK(report_, rows[i] == c_.value(round, buffer, source));
         y[i] = rows[i];
@@ -223,7 +222,7 @@ Case random_case(uint64_t seed) {
   c.seed = seed;
   c.ranks = static_cast<int>(random.below(3)) + 3;
   c.buffers = static_cast<uint32_t>(random.below(2)) + 1;
-  c.layout = random.one_in(2) ? MEP_EP_SLOTTED : MEP_EP_PACKED;
+  c.layout = random.one_in(2) ? MEP_EP_SLOTTED : MEP_EP_LOW_LATENCY;
   const auto victim = static_cast<int>(random.below(static_cast<uint64_t>(c.ranks)));
   c.losses.push_back({victim, random.below(3), static_cast<uint32_t>(random.below(kStages))});
   if (c.ranks > 3 && random.one_in(2)) {

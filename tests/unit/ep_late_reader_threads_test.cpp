@@ -24,7 +24,7 @@ enum class Change {
 
 struct Case {
   const char* name;
-  uint32_t mode, layout;
+  mep_ep_layout_t layout;
   uint32_t flags;
   Change change;
   bool in_the_sum = false;  // the reader is late within its sum, else before it
@@ -95,8 +95,7 @@ class Rank {
     if (c.elsewhere && rank == kReader) std::fill_n(experts_, kTokens, kReader);
     mep_ep_config_t config;
     mep_ep_config_defaults(&config);
-    config.mode = c.mode;
-    config.receive_layout = c.layout;
+    config.layout = c.layout;
     config.max_tokens_per_rank = kTokens;
     config.hidden = kHidden;
     config.top_k = 1;
@@ -255,18 +254,14 @@ void run_case(const Case& c) {
 
 void run_cases(uint32_t flags) {
   const Case cases[] = {
-      {"packed, a dispatch in vain", MEP_EP_LOW_LATENCY, MEP_EP_PACKED, flags, Change::kTimeout,
-       false},
-      {"slotted, a dispatch in vain", MEP_EP_LOW_LATENCY, MEP_EP_SLOTTED, flags, Change::kTimeout,
-       false},
-      {"slotted, a loss", MEP_EP_LOW_LATENCY, MEP_EP_SLOTTED, flags, Change::kLoss},
-      {"packed, two changes", MEP_EP_LOW_LATENCY, MEP_EP_PACKED, flags, Change::kTwo},
-      {"slotted, two changes", MEP_EP_LOW_LATENCY, MEP_EP_SLOTTED, flags, Change::kTwo},
-      {"packed, a report", MEP_EP_LOW_LATENCY, MEP_EP_PACKED, flags, Change::kNone},
-      {"throughput, a dispatch in vain", MEP_EP_HIGH_THROUGHPUT, MEP_EP_PACKED, flags,
-       Change::kTimeout},
-      {"throughput, two changes", MEP_EP_HIGH_THROUGHPUT, MEP_EP_PACKED, flags, Change::kTwo,
-       false},
+      {"packed, a dispatch in vain", MEP_EP_LOW_LATENCY, flags, Change::kTimeout, false},
+      {"slotted, a dispatch in vain", MEP_EP_SLOTTED, flags, Change::kTimeout, false},
+      {"slotted, a loss", MEP_EP_SLOTTED, flags, Change::kLoss},
+      {"packed, two changes", MEP_EP_LOW_LATENCY, flags, Change::kTwo},
+      {"slotted, two changes", MEP_EP_SLOTTED, flags, Change::kTwo},
+      {"packed, a report", MEP_EP_LOW_LATENCY, flags, Change::kNone},
+      {"throughput, a dispatch in vain", MEP_EP_HIGH_THROUGHPUT, flags, Change::kTimeout},
+      {"throughput, two changes", MEP_EP_HIGH_THROUGHPUT, flags, Change::kTwo, false},
   };
   for (Case c : cases) {
     run_case(c);
@@ -282,8 +277,7 @@ void mapped(void**) {
   run_cases(0);
 }
 void mapped_partial(void**) {
-  run_case(
-      {"slotted, a loss", MEP_EP_LOW_LATENCY, MEP_EP_SLOTTED, MEP_COMM_PARTIAL, Change::kLoss});
+  run_case({"slotted, a loss", MEP_EP_SLOTTED, MEP_COMM_PARTIAL, Change::kLoss});
 }
 void by_put_alone(void**) {
   run_cases(MEP_COMM_PUT_ONLY);

@@ -25,12 +25,11 @@ constexpr uint32_t kLocal = kExperts / kRanks;
 
 struct Kind {
   const char* name;
-  uint32_t mode;
   uint32_t layout;
 };
-constexpr Kind kPacked{"packed", MEP_EP_LOW_LATENCY, MEP_EP_PACKED};
-constexpr Kind kSlotted{"slotted", MEP_EP_LOW_LATENCY, MEP_EP_SLOTTED};
-constexpr Kind kThroughput{"high throughput", MEP_EP_HIGH_THROUGHPUT, MEP_EP_PACKED};
+constexpr Kind kPacked{"packed", MEP_EP_LOW_LATENCY};
+constexpr Kind kSlotted{"slotted", MEP_EP_SLOTTED};
+constexpr Kind kThroughput{"high throughput", MEP_EP_HIGH_THROUGHPUT};
 
 // The k-th expert of a token of `rank`; -1 for some.
 int64_t expert_of(int rank, uint64_t round, uint32_t token, uint32_t k) {
@@ -46,8 +45,7 @@ class Layer {
       : report_(report), rank_(rank), x_(kTokens * kHidden), out_(kTokens * kHidden) {
     mep_ep_config_t config;
     mep_moe_defaults(&config, kTokens, kHidden, kTopK, kExperts);
-    config.mode = kind.mode;
-    config.receive_layout = kind.layout;
+    config.layout = kind.layout;
     config.timeout_ms = timeout_ms;
     COLL_OK(report, mep_ep_create(comm, &config, &ep_));
     COLL_OK(report, mep_ep_handle_create(ep_, 0, &handle_));

@@ -11,17 +11,17 @@ namespace {
 
 constexpr uint64_t kMebibyte = uint64_t{1} << 20;
 
-std::string row(uint32_t mode, uint32_t tokens, mep_dtype_t wire, uint32_t ranks) {
+std::string row(mep_ep_layout_t layout, uint32_t tokens, mep_dtype_t wire, uint32_t ranks) {
   mep_ep_config_t config;
   mep_moe_defaults(&config, tokens, 7168, 8, 256);
-  config.mode = mode;
+  config.layout = layout;
   config.wire_type = wire;
   mep::EpShape shape;
   assert_int_equal(mep::resolve_ep_config(0, ranks, config, &shape), MEP_SUCCESS);
   mep_ep_size_t size;
   mep_ep_size_defaults(&size);
   mep::estimate_host_buffers(shape, &size);
-  std::string text = mode == MEP_EP_LOW_LATENCY ? "| low latency, " : "| high throughput, ";
+  std::string text = layout == MEP_EP_LOW_LATENCY ? "| low latency, " : "| high throughput, ";
   text += std::to_string(tokens) + " | ";
   text += wire == 0 ? "bf16" : "fp8";
   text += " | " + std::to_string(ranks);

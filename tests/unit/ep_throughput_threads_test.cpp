@@ -22,8 +22,7 @@ struct ThroughputCase {
 
   mep_ep_config_t config() const {
     mep_ep_config_t config = ep.config();
-    config.mode = MEP_EP_HIGH_THROUGHPUT;
-    config.receive_layout = MEP_EP_PACKED;
+    config.layout = MEP_EP_HIGH_THROUGHPUT;
     config.expert_alignment = alignment == 1 ? 0 : alignment;
     return config;
   }
@@ -166,7 +165,7 @@ class Rank {
         ep.own_memory ? recv_topk_weights_->as<float>() : view_.recv_topk_weights;
     const auto* scales = static_cast<const uint8_t*>(view_.recv_scales);
     std::vector<int64_t> counts(ep.local_experts, 0);
-    std::vector<int64_t> of_source(static_cast<size_t>(ep.ranks), 0);
+    std::vector<int32_t> of_source(static_cast<size_t>(ep.ranks), 0);
     for (size_t i = 0; i < rows.size(); ++i) {
       const TokenRow& row = rows[i];
       const WireRow wire = ep.wire_row(row.source, round_, row.token);
@@ -188,11 +187,11 @@ class Rank {
         if (row.local[k] >= 0) ++counts[static_cast<size_t>(row.local[k])];
       }
     }
-    int64_t begin = 0;
+    int32_t begin = 0;
     for (size_t source = 0; source < of_source.size(); ++source) {
-      const int64_t range = begin << 32 | of_source[source];
+      const mep_range_t& range = view_.layout_range[source];
       if (static_cast<int>(source) != gone) {
-        COLL_CHECK(report_, view_.layout_range[source] == range);
+        COLL_CHECK(report_, range.begin == begin && range.count == of_source[source]);
       }
       begin += of_source[source];
     }

@@ -258,18 +258,18 @@ void ended_while_in_use(uint32_t flags) {
     COLL_OK(found, receive(inbox, 1, 1, comm));
     std::thread second([&] {
       Inbox other(9);
-      mep_result_t result = MEP_ERR_BUSY;  // while the loop below looks
-      while (result == MEP_ERR_BUSY && !found.bad()) result = receive(other, 1, 2, comm);
+      mep_result_t result = MEP_ERR_THREAD;  // while the loop below looks
+      while (result == MEP_ERR_THREAD && !found.bad()) result = receive(other, 1, 2, comm);
       COLL_OK(found, result);
       other.check(9, 2, found);
     });
     const mep::Deadline limit = mep::Deadline::after_ms(60'000);
     int32_t there = 0;
-    while (mep_iprobe(1, 3, comm, &there, nullptr) != MEP_ERR_BUSY && !found.bad()) {
+    while (mep_iprobe(1, 3, comm, &there, nullptr) != MEP_ERR_THREAD && !found.bad()) {
       if (limit.expired()) found.add("the second thread was never inside");
       pause_us(100);
     }
-    COLL_EXPECT(found, MEP_ERR_BUSY, mep_group_end());
+    COLL_EXPECT(found, MEP_ERR_THREAD, mep_group_end());
     stages.reach(0);
     second.join();
     COLL_OK(found, mep_group_end());

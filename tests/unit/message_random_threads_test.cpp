@@ -316,7 +316,7 @@ class RoundRun {
     mep_result_t result = MEP_SUCCESS;
     if (how == 2) {
       result = mep_request_wait(&requests_[one], ms, nullptr);
-      if (requests_[one] != nullptr && result == MEP_ERR_BUSY) return;
+      if (requests_[one] != nullptr && result == MEP_IN_PROGRESS) return;
     } else {
       int32_t done = 0;
       result = mep_request_test(&requests_[one], &done, nullptr);
@@ -332,7 +332,7 @@ class RoundRun {
     mep_op_info_defaults(&info);
     const auto count = static_cast<int32_t>(requests_.size());
     const mep_result_t result = mep_request_waitany(count, requests_.data(), ms, &index, &info);
-    if (index == -1 && result == MEP_ERR_BUSY) return;
+    if (index == -1 && result == MEP_IN_PROGRESS) return;
     COLL_CHECK(found_, index >= 0 && index < count && info.result == MEP_SUCCESS);
     if (found_.bad()) return;
     ended(static_cast<size_t>(index), result);
@@ -349,10 +349,10 @@ class RoundRun {
         ended(i, results[i]);
       } else {
         goes_on = true;
-        COLL_CHECK(found_, results[i] == MEP_ERR_BUSY);
+        COLL_CHECK(found_, results[i] == MEP_IN_PROGRESS);
       }
     }
-    COLL_EXPECT(found_, goes_on ? MEP_ERR_BUSY : MEP_SUCCESS, all);
+    COLL_EXPECT(found_, goes_on ? MEP_IN_PROGRESS : MEP_SUCCESS, all);
     sweep();
   }
 

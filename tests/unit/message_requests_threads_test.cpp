@@ -27,7 +27,7 @@ mep_result_t result_of(mep_request_t request, Report& found) {
 // Until it has ended, without freeing it.
 void await_end(mep_request_t request, mep_comm_t comm, Report& found) {
   const mep::Deadline limit = mep::Deadline::after_ms(60'000);
-  while (result_of(request, found) == MEP_ERR_BUSY && !found.bad()) {
+  while (result_of(request, found) == MEP_IN_PROGRESS && !found.bad()) {
     if (limit.expired()) found.add("a request did not end");
     stir(comm, found);
     pause_us(100);
@@ -91,7 +91,7 @@ void cancelled_too_late(uint32_t flags) {
     for (int i = 0; i < 2; ++i) {
       COLL_OK(found, begin_receive(inboxes[i], 0, 2 + i, comm, &requests[i]));
       await_end(requests[i], comm, found);
-      COLL_EXPECT(found, MEP_ERR_BUSY, mep_request_cancel(&requests[i]));
+      COLL_EXPECT(found, MEP_IN_PROGRESS, mep_request_cancel(&requests[i]));
       COLL_CHECK(found, requests[i] != nullptr);
     }
     stages.await(0, 1, found);
@@ -127,7 +127,7 @@ void cancelled_meanwhile(uint32_t flags) {
         expect_message(bytes, round, 0, 2, comm, found);
         continue;
       }
-      COLL_EXPECT(found, MEP_ERR_BUSY, result);
+      COLL_EXPECT(found, MEP_IN_PROGRESS, result);
       COLL_OK(found, finish(&request));
       inbox.check(bytes, round, found);
     }
@@ -193,14 +193,14 @@ void wait_for_some_of_all(uint32_t flags) {
     COLL_OK(found, begin_receive(inboxes[1], 0, 1, comm, &requests[1]));
     const mep::Deadline limit = mep::Deadline::after_ms(60'000);
     while (requests[1] != nullptr && !found.bad()) {
-      COLL_EXPECT(found, MEP_ERR_BUSY, mep_request_waitall(2, requests, 0, results));
-      COLL_CHECK(found, requests[0] != nullptr && results[0] == MEP_ERR_BUSY);
-      COLL_CHECK(found, results[1] == (requests[1] == nullptr ? MEP_SUCCESS : MEP_ERR_BUSY));
+      COLL_EXPECT(found, MEP_IN_PROGRESS, mep_request_waitall(2, requests, 0, results));
+      COLL_CHECK(found, requests[0] != nullptr && results[0] == MEP_IN_PROGRESS);
+      COLL_CHECK(found, results[1] == (requests[1] == nullptr ? MEP_SUCCESS : MEP_IN_PROGRESS));
       if (limit.expired()) found.add("a message did not come");
     }
     inboxes[1].check(4, 1, found);
-    COLL_EXPECT(found, MEP_ERR_BUSY, mep_request_waitall(2, requests, 3, results));
-    COLL_CHECK(found, results[0] == MEP_ERR_BUSY && results[1] == MEP_SUCCESS);
+    COLL_EXPECT(found, MEP_IN_PROGRESS, mep_request_waitall(2, requests, 3, results));
+    COLL_CHECK(found, results[0] == MEP_IN_PROGRESS && results[1] == MEP_SUCCESS);
     stages.reach(0);
     COLL_OK(found, mep_request_waitall(2, requests, kForever, nullptr));
     inboxes[0].check(5, 2, found);
@@ -232,7 +232,7 @@ void wait_for_any(uint32_t flags) {
       COLL_CHECK(found, index == 2 && requests[2] == nullptr && info.result == MEP_SUCCESS);
       inboxes[1].check(kLargeBytes, 2, found);
       for (const uint32_t ms : {0u, 3u}) {
-        COLL_EXPECT(found, MEP_ERR_BUSY, mep_request_waitany(4, requests, ms, &index, nullptr));
+        COLL_EXPECT(found, MEP_IN_PROGRESS, mep_request_waitany(4, requests, ms, &index, nullptr));
         COLL_CHECK(found, index == -1 && requests[0] != nullptr && requests[3] != nullptr);
       }
       stages.reach(0);
@@ -413,8 +413,8 @@ void a_second_thread(uint32_t flags) {
       while (!over.load()) {
         int32_t there = 0;
         const mep_result_t result = mep_iprobe(0, 1, comm, &there, nullptr);
-        if (result == MEP_ERR_BUSY) refused.store(true);
-        if (result != MEP_ERR_BUSY) COLL_OK(found, result);
+        if (result == MEP_ERR_THREAD) refused.store(true);
+        if (result != MEP_ERR_THREAD) COLL_OK(found, result);
         pause_us(100);
       }
     });
@@ -423,7 +423,7 @@ void a_second_thread(uint32_t flags) {
       if (limit.expired()) found.add("a second thread was never refused");
       // Its time is over, as nobody sends that, or the other thread was inside.
       const mep_result_t result = mep_recv(nullptr, 0, MEP_INT8, 0, 1, comm, nullptr, nullptr);
-      COLL_CHECK(found, result == MEP_ERR_TIMEOUT || result == MEP_ERR_BUSY);
+      COLL_CHECK(found, result == MEP_ERR_TIMEOUT || result == MEP_ERR_THREAD);
     }
     over.store(true);
     second.join();
@@ -450,7 +450,7 @@ void collectives_are_counted_alone(uint32_t flags) {
       if (seq > 1) COLL_CHECK(found, info.seq == seq - 1);
       mep_request_t request = nullptr;
       COLL_OK(found, begin_receive(inbox, 1 - rank, 2, comm, &request));
-      COLL_CHECK(found, result_of(request, found) == MEP_ERR_BUSY);
+      COLL_CHECK(found, result_of(request, found) == MEP_IN_PROGRESS);
       COLL_OK(found, mep_request_cancel(&request));
       COLL_OK(found, mep_barrier(comm, nullptr));
       COLL_OK(found, mep_comm_last_op(comm, &info));

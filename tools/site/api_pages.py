@@ -14,28 +14,28 @@ from make_api import blocks, code_of, helpers_of, prose, title  # noqa: E402
 TASKS = [
     ("errors", "Results and errors", "A call's result, its name, and the text of a failure. "
      "[Results](../errors.md) says what to do after each.",
-     r"mep_result_t|MEP_SUCCESS|mep_result_string|mep_last_error"),
+     r"mep_result_t|MEP_SUCCESS|mep_result_string|mep_last_error|mep_struct_init|MEP_FOREVER"),
     ("types", "Types and reduction operators", "Element types and operators, as numbers. "
      "[Types and operators](../types.md) says which go together.", r"mep_dtype_\w+|MEP_INT8|mep_op_t|MEP_SUM"),
     ("start", "Start and leave", "Join the job's world, leave it, or end it at once. "
      "[Start ranks](../../guide/start-ranks.md) has the launchers.",
-     r"mep_comm_init\w*|mep_comm_destroy|mep_comm_abort\w*|mep_comm_config_\w+|mep_store_\w+|MEP_COMM_SET_RANK|MEP_DEVICE_BY_RANK|MEP_QUORUM_\w+"),
+     r"mep_comm_init\w*|mep_comm_destroy|mep_comm_abort\w*|mep_comm_config_\w+|mep_store_\w+|MEP_COMM_SET_RANK|MEP_DEVICE_BY_RANK|mep_quorum_t|MEP_QUORUM_\w+|MEP_MAX_RANKS"),
     ("gpu", "GPU and streams", "Streams, the GPU of a communicator, and how operations on a stream ended. "
      "[GPUs](../../guide/gpus.md) shows their use.",
      r"mep_stream_t|mep_comm_device|mep_comm_async_result|mep_comm_set_op_status|mep_op_status_\w+|MEP_OP_STATUS_VERSION"),
     ("communicators", "Communicators", "Ask a communicator for its rank and size, set its timeout, and make new ones from it.",
-     r"mep_comm_(rank|size|live|epoch|set_timeout|transport|split|dup|create_from_ranks|name|set_name|t)"),
+     r"mep_comm_(rank|size|live|live_count|epoch|set_timeout|transport|split|dup|create_from_ranks|name|set_name|t)"),
     ("memory", "Memory", "Memory that the library gives, and that stays behind a communicator.", r"mep_mem_\w+|mep_memory_release"),
     ("recovery", "Replacements and growth", "Replace a rank that is gone, and add ranks. "
      "[Replace a rank](../../guide/replace-a-rank.md) is a whole program.",
      r"mep_recover_ranks|mep_comm_grow|mep_comm_join|mep_comm_attach"),
     ("failures", "Failures and membership", "Find out what failed and who is in; agree, leave a rank out, end what is pending. "
      "[What a failure looks like](../../guide/failures.md) is the guide.",
-     r"MEP_OP_INPUT_INTACT|mep_op_info_\w+|mep_comm_last_op|mep_comm_stats\w*|MEP_PEER_ALIVE|mep_comm_peer_state|mep_view_\w+|mep_comm_\w*view\w*|mep_comm_agree|mep_comm_evict|mep_comm_revoke"),
+     r"MEP_OP_INPUT_INTACT|mep_op_info_\w+|mep_comm_last_op|mep_peer_state_t|mep_comm_stats\w*|MEP_PEER_ALIVE|mep_comm_peer_state|mep_view_\w+|mep_comm_\w*view\w*|mep_comm_agree|mep_comm_evict|mep_comm_revoke"),
     ("collectives-with-counts", "Collectives with counts", "Forms in which each rank's block has a length of its own.",
      r"mep_(allgatherv|gatherv|scatterv|reduce_scatterv|alltoallv)"),
     ("collectives", "Collectives", "Operations that all ranks of a communicator call.",
-     r"mep_(barrier|broadcast|allgather|allreduce|reduce|gather|scatter|reduce_scatter|alltoall)"),
+     r"MEP_IN_PLACE|mep_(barrier|broadcast|allgather|allreduce|reduce|gather|scatter|reduce_scatter|alltoall)"),
     ("nonblocking", "Nonblocking collectives and requests", "Forms that return at once with a request, and calls that wait for requests.",
      r"mep_ibarrier|mep_request_\w+"),
     ("messages", "Messages and groups", "Messages from one rank to another, and groups of calls. [Messages](../../guide/messages.md) is the guide.",
@@ -44,8 +44,8 @@ TASKS = [
      "[A MoE layer step by step](../../guide/expert-parallelism.md) is the guide.",
      r"MEP_DISPATCH_\w+|MEP_COMBINE_\w+|mep_(dispatch|combine)\w*|mep_ep_last_op"),
     ("expert-parallelism", "Expert parallelism: objects and buffers", "Objects, buffers, handles and the expert map that dispatch and combine use. "
-     "`num_sms` of `mep_ep_config_t` limits the SMs that the kernels take.", r"MEP_EP_\w+|mep_ep_\w+|mep_moe_defaults"),
-    ("machine", "Version and machine", "The library's version, and the adapter near a GPU or a core.", r"mep_version|mep_preferred_hca"),
+     "`num_sms` of `mep_ep_config_t` limits the SMs that the kernels take.", r"MEP_EP_\w+|mep_ep_\w+|mep_moe_defaults|mep_scale_\w+|MEP_SCALE_\w+|MEP_MAX_TOP_K|mep_range_t"),
+    ("machine", "Version and machine", "The library's version, and the adapter near a GPU or a core.", r"mep_version|mep_preferred_hca|mep_comm_preferred_hca"),
 ]
 # The order of the index: by what a program does first.
 ORDER = ("start", "communicators", "collectives", "collectives-with-counts", "nonblocking", "messages", "expert-parallelism",
@@ -59,7 +59,7 @@ mep_comm_abort: leave at once; the others see this rank fail
 mep_comm_abort_with: the same, with a reason for the others to read
 mep_comm_rank: this process's rank
 mep_comm_size: the number of all ranks, absent ones too
-mep_comm_live: the number of ranks that live
+mep_comm_live_count mep_comm_live: the number of ranks that live
 mep_comm_epoch: the number of the present membership
 mep_comm_set_timeout: change the timeout of later operations
 mep_comm_transport: the transport (shared memory, TCP, RDMA) that reaches a rank
@@ -132,9 +132,11 @@ mep_last_error: the text of the last failure
 mep_dtype_size: the bytes of one element
 mep_version: the version of the library
 mep_preferred_hca: the RDMA adapter near a GPU, a core or a memory node
+mep_comm_preferred_hca: the RDMA adapter near the GPU of a communicator
+mep_struct_init: set a struct of the library to its defaults
 """
 ROWS = {name: does for line in DOES.strip().splitlines() for names, _, does in [line.partition(": ")] for name in names.split()}
-NEEDS_NO_ROW = re.compile(r"mep_\w+(_init|(?<!moe)_defaults)$")
+NEEDS_NO_ROW = re.compile(r"mep_\w+(?<!moe)_defaults$")
 
 
 def names_of(declarations):
@@ -151,7 +153,7 @@ def task_of(declarations):
 def rows_of(declarations):
     """The lines of the index for declarations that share a comment."""
     functions = [name for name in names_of(declarations) if name in ROWS
-                 or name.startswith("mep_") and not name.endswith("_t") and (name == "mep_comm_init" or not NEEDS_NO_ROW.match(name))]
+                 or name.startswith("mep_") and not name.endswith("_t") and not NEEDS_NO_ROW.match(name)]
     if functions and all(name.startswith("mep_i") for name in functions) and len(functions) > 3:
         return [(functions, "the collectives, nonblocking: each returns a request")]
     missing = [name for name in functions if name not in ROWS]

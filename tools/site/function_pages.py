@@ -12,8 +12,8 @@ SINCE = re.compile(r"\s+(0\.\d(?:;[^.]*?0\.\d)*)$")
 # Types whose values a page lists when a parameter or a field has the type; the value is the first of the family.
 FUNCTIONS = set()  # those that have a page
 TYPES = {"mep_dtype_t": "MEP_INT8", "mep_op_t": "MEP_SUM"}
-TEXT_OF_INIT = ("Sets struct_size of the mep_{0}_t to {1} and every other field to 0, which means the default. "
-                "mep_{0}_defaults() gives the size by itself. Call one of the two before you set fields.")
+TEXT_OF_DEFAULTS = ("Sets struct_size of the mep_{0}_t to its size and every other field to 0, which means the default. "
+                    "Call it before you set fields.")
 
 
 def escaped(text):
@@ -149,7 +149,7 @@ def what_it_does(name):
         return ROWS[name]
     if name.replace("mep_i", "mep_", 1) in ROWS:
         return "nonblocking form of " + name.replace("mep_i", "mep_", 1)
-    struct = re.fullmatch(r"mep_(\w+)_(init|defaults)", name)
+    struct = re.fullmatch(r"mep_(\w+)_defaults", name)
     if not struct:
         raise SystemExit(f"tools/site/function_pages.py: say what {name} does, in DOES of api_pages.py")
     return f"set a mep_{struct[1]}_t to its defaults"
@@ -158,10 +158,9 @@ def what_it_does(name):
 def description(reader, name):
     """The text of a page and the function's first version."""
     _, comment, task, group = reader.functions[name]
-    setter = re.fullmatch(r"mep_(\w+)_(init|defaults)", name)
-    if setter and f"mep_{setter[1]}_t" in reader.structs and name != "mep_comm_init":
-        size = "size, that of the struct that the program was compiled with," if setter[2] == "init" else "its size"
-        return TEXT_OF_INIT.format(setter[1], size), ""
+    setter = re.fullmatch(r"mep_(\w+)_defaults", name)
+    if setter and f"mep_{setter[1]}_t" in reader.structs:
+        return TEXT_OF_DEFAULTS.format(setter[1]), ""
     since = SINCE.search(comment)
     text = comment[: since.start()] if since else comment
     if len(group) > 3:

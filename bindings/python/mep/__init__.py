@@ -23,9 +23,9 @@ from ._device import DeviceArray
 from ._ep_results import EpSize, OpStatus, Received
 from .ep import Ep, Handle
 from .errors import (AbortedError, BootstrapError, BusyError, CapacityError, DeniedError, DeviceError,
-                     Error, EvictedError, ForkedError, InternalError, InvalidArgumentError,
+                     Error, EvictedError, ForkedError, InProgressError, InternalError, InvalidArgumentError,
                      MismatchError, NoMemoryError, NoQuorumError, NotFoundError, PeerFailedError,
-                     PeerLeftError, RevokedError, SystemCallError, TimeoutError, UnsupportedError,
+                     PeerLeftError, RevokedError, SystemCallError, ThreadError, TimeoutError, UnsupportedError,
                      VersionError)
 from .request import OpInfo, Request, waitall, waitany
 
@@ -63,9 +63,9 @@ def preferred_hca(location: str = "cpu") -> str:
 __all__ = [
     "ANY_SOURCE", "ANY_TAG", "AbortedError", "BootstrapError", "BufferLike", "BusyError", "CapacityError", "Comm", "CommStats",
     "DeniedError", "DeviceArray", "DeviceError", "Ep", "EpSize", "Error", "EvictedError", "ForkedError",
-    "Handle", "InternalError", "InvalidArgumentError", "Message", "MismatchError", "NoMemoryError",
+    "Handle", "InProgressError", "InternalError", "InvalidArgumentError", "Message", "MismatchError", "NoMemoryError",
     "NoQuorumError", "NotFoundError", "OpInfo", "OpStatus", "PeerFailedError", "PeerLeftError",
-    "PeerState", "Received", "Request", "RevokedError", "SystemCallError", "TimeoutError",
+    "PeerState", "Received", "Request", "RevokedError", "SystemCallError", "ThreadError", "TimeoutError",
     "UnsupportedError", "VersionError", "View", "dtype_size", "group", "init", "init_all", "join",
     "library_version", "preferred_hca", "result_string", "waitall", "waitany",
 ]

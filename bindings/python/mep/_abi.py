@@ -14,11 +14,12 @@ from ._collectives import COLLECTIVES
 from ._type_numbers import *  # noqa: F403 - the types, MEP_INT8 and so on
 
 MEP_VERSION_MAJOR = 0
-MEP_VERSION_MINOR = 2
+MEP_VERSION_MINOR = 3
 MEP_VERSION_PATCH = 0
 
 MEP_SUCCESS = 0
 MEP_PARTIAL = 1
+MEP_IN_PROGRESS = 2
 MEP_ERR_INVALID_ARGUMENT = -1
 MEP_ERR_UNSUPPORTED = -2
 MEP_ERR_NO_MEMORY = -3
@@ -40,6 +41,9 @@ MEP_ERR_VERSION = -18
 MEP_ERR_CAPACITY = -19
 MEP_ERR_NOT_FOUND = -20
 MEP_ERR_DEVICE = -21
+MEP_ERR_THREAD = -22
+
+MEP_FOREVER = 0xFFFFFFFF
 
 MEP_SUM = 1
 MEP_PROD = 2
@@ -64,6 +68,12 @@ MEP_QUORUM_MAJORITY = 0
 MEP_QUORUM_WITNESS = 1
 MEP_QUORUM_NONE = 2
 
+MEP_MAX_RANKS = 4096
+MEP_MAX_NAME_BYTES = 63
+MEP_MAX_TOP_K = 64
+MEP_MAX_EP_BUFFERS = 8
+MEP_MAX_EP_NAME_BYTES = 65535
+
 MEP_OP_INPUT_INTACT = 1
 MEP_OP_STATUS_VERSION = 2
 
@@ -79,11 +89,9 @@ MEP_PEER_LEFT = 4
 MEP_PEER_EXCLUDED = 5
 
 MEP_EP_LOW_LATENCY = 0
-MEP_EP_HIGH_THROUGHPUT = 1
-
-MEP_EP_PACKED = 0
 MEP_EP_SLOTTED = 1
-MEP_EP_EXPANDED = 2
+MEP_EP_HIGH_THROUGHPUT = 2
+MEP_EP_EXPANDED = 3
 
 MEP_SCALE_FLOAT32 = 0
 MEP_SCALE_UE8M0 = 1
@@ -228,12 +236,16 @@ class mep_view_t(Structure):
     ]
 
 
+class mep_range_t(Structure):
+    _fields_ = [("count", c_int32), ("begin", c_int32)]
+
+
 class mep_ep_config_t(Structure):
     _fields_ = [
         ("struct_size", c_uint32),
         ("flags", c_uint32),
         ("name", c_char_p),
-        ("mode", c_uint32),
+        ("layout", c_uint32),
         ("max_tokens_per_rank", c_uint32),
         ("hidden", c_uint32),
         ("top_k", c_uint32),
@@ -244,9 +256,7 @@ class mep_ep_config_t(Structure):
         ("wire_type", mep_dtype_t),
         ("combine_type", mep_dtype_t),
         ("scale_type", c_uint32),
-        ("scale_block", c_uint32),
         ("scale_layout", c_uint32),
-        ("receive_layout", c_uint32),
         ("expert_alignment", c_uint32),
         ("num_sms", c_uint32),
         ("timeout_ms", c_uint32),
@@ -360,14 +370,14 @@ FUNCTIONS = {
     "mep_result_string": (c_char_p, [mep_result_t]),
     "mep_last_error": (c_char_p, []),
     "mep_version": (c_uint32, []),
+    "mep_struct_init": (None, [c_void_p, c_size_t]),
     "mep_dtype_size": (c_size_t, [mep_dtype_t]),
-    "mep_comm_config_init": (None, [c_void_p, c_size_t]),
-    "mep_store_init": (None, [c_void_p, c_size_t]),
     "mep_comm_init": (mep_result_t, [POINTER(mep_comm_config_t), POINTER(mep_comm_t)]),
     "mep_comm_init_all": (mep_result_t, [c_int32, POINTER(mep_comm_config_t), POINTER(mep_comm_t)]),
     "mep_comm_destroy": (mep_result_t, [mep_comm_t]),
     "mep_comm_rank": (mep_result_t, [mep_comm_t, POINTER(c_int32)]),
     "mep_comm_size": (mep_result_t, [mep_comm_t, POINTER(c_int32)]),
+    "mep_comm_live_count": (mep_result_t, [mep_comm_t, POINTER(c_int32)]),
     "mep_comm_live": (mep_result_t, [mep_comm_t, POINTER(c_int32)]),
     "mep_comm_epoch": (mep_result_t, [mep_comm_t, POINTER(c_uint64)]),
     "mep_comm_device": (mep_result_t, [mep_comm_t, POINTER(c_int32)]),
@@ -377,10 +387,8 @@ FUNCTIONS = {
     "mep_mem_free": (mep_result_t, [mep_comm_t, c_void_p]),
     "mep_mem_free_keep": (mep_result_t, [mep_comm_t, c_void_p, POINTER(mep_memory_t)]),
     "mep_memory_release": (mep_result_t, [mep_memory_t]),
-    "mep_op_info_init": (None, [c_void_p, c_size_t]),
     "mep_comm_last_op": (mep_result_t, [mep_comm_t, POINTER(mep_op_info_t)]),
     "mep_comm_async_result": (mep_result_t, [mep_comm_t]),
-    "mep_comm_stats_init": (None, [c_void_p, c_size_t]),
     "mep_comm_stats": (mep_result_t, [mep_comm_t, POINTER(mep_comm_stats_t)]),
     "mep_comm_set_op_status": (mep_result_t, [mep_comm_t, POINTER(mep_op_status_t), c_size_t]),
     **COLLECTIVES,
@@ -394,7 +402,6 @@ FUNCTIONS = {
                                            POINTER(mep_result_t)]),
     "mep_request_waitany": (mep_result_t, [c_int32, POINTER(mep_request_t), c_uint32,
                                            POINTER(c_int32), POINTER(mep_op_info_t)]),
-    "mep_message_init": (None, [c_void_p, c_size_t]),
     "mep_send": (mep_result_t, [c_void_p, c_size_t, mep_dtype_t, c_int32, c_int32, mep_comm_t,
                                 mep_stream_t]),
     "mep_recv": (mep_result_t, [c_void_p, c_size_t, mep_dtype_t, c_int32, c_int32, mep_comm_t,
@@ -412,7 +419,6 @@ FUNCTIONS = {
     "mep_group_begin": (mep_result_t, []),
     "mep_group_end": (mep_result_t, []),
     "mep_comm_peer_state": (mep_result_t, [mep_comm_t, c_int32, POINTER(c_uint32)]),
-    "mep_view_init": (None, [c_void_p, c_size_t]),
     "mep_comm_view": (mep_result_t, [mep_comm_t, POINTER(mep_view_t)]),
     "mep_comm_wait_view": (mep_result_t, [mep_comm_t, c_uint64, c_uint32]),
     "mep_comm_set_view_callback": (mep_result_t, [mep_comm_t, c_void_p, c_void_p]),
@@ -432,8 +438,6 @@ FUNCTIONS = {
     "mep_comm_revoke": (mep_result_t, [mep_comm_t]),
     "mep_comm_abort": (mep_result_t, [mep_comm_t]),
     "mep_comm_abort_with": (mep_result_t, [mep_comm_t, c_char_p]),
-    "mep_ep_config_init": (None, [c_void_p, c_size_t]),
-    "mep_ep_size_init": (None, [c_void_p, c_size_t]),
     "mep_ep_buffer_size": (mep_result_t, [mep_comm_t, POINTER(mep_ep_config_t),
                                           POINTER(mep_ep_size_t)]),
     "mep_ep_create": (mep_result_t, [mep_comm_t, POINTER(mep_ep_config_t), POINTER(mep_ep_t)]),
@@ -443,12 +447,7 @@ FUNCTIONS = {
     "mep_ep_handle_create": (mep_result_t, [mep_ep_t, c_uint32, POINTER(mep_ep_handle_t)]),
     "mep_ep_handle_destroy": (mep_result_t, [mep_ep_handle_t]),
     "mep_ep_set_expert_map": (mep_result_t, [mep_ep_t, c_void_p]),
-    "mep_ep_view_init": (None, [c_void_p, c_size_t]),
     "mep_ep_buffer_view": (mep_result_t, [mep_ep_t, c_uint32, POINTER(mep_ep_view_t)]),
-    "mep_dispatch_send_init": (None, [c_void_p, c_size_t]),
-    "mep_dispatch_receive_init": (None, [c_void_p, c_size_t]),
-    "mep_combine_send_init": (None, [c_void_p, c_size_t]),
-    "mep_combine_receive_init": (None, [c_void_p, c_size_t]),
     "mep_dispatch_layout": (mep_result_t, [mep_comm_t, c_void_p, mep_dtype_t, c_uint32, c_uint32, c_uint32,
                                            c_void_p, c_void_p, c_void_p, mep_stream_t]),
     "mep_dispatch": (mep_result_t, [mep_ep_handle_t, POINTER(mep_dispatch_send_t),
@@ -457,6 +456,7 @@ FUNCTIONS = {
                                    POINTER(mep_combine_receive_t), mep_stream_t]),
     "mep_ep_last_op": (mep_result_t, [mep_ep_t, c_uint32, POINTER(mep_op_info_t)]),
     "mep_preferred_hca": (mep_result_t, [c_char_p, c_char_p, c_size_t]),
+    "mep_comm_preferred_hca": (mep_result_t, [mep_comm_t, c_char_p, c_char_p, c_size_t]),
 }
 
 

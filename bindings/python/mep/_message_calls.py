@@ -35,7 +35,7 @@ class MessageRecord:
     def __init__(self) -> None:
         self.struct = _abi.mep_message_t()
         self.reference = ctypes.byref(self.struct)
-        lib.mep_message_init(self.reference, ctypes.sizeof(self.struct))
+        lib.mep_struct_init(self.reference, ctypes.sizeof(self.struct))
 
     def message(self) -> Message:
         struct = self.struct
@@ -63,7 +63,7 @@ class ReceiveRequest(SendRequest):
 
     def _value(self) -> Any:
         super()._value()
-        withdrawn = self._record.struct.result == _abi.MEP_ERR_BUSY
+        withdrawn = self._record.struct.result == _abi.MEP_IN_PROGRESS
         return None if withdrawn else self._message.message()
 
 

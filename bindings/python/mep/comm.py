@@ -78,7 +78,7 @@ class Config:
 
     def __init__(self, **options: Any):
         self.struct = _abi.mep_comm_config_t()
-        lib.mep_comm_config_init(ctypes.byref(self.struct), ctypes.sizeof(self.struct))
+        lib.mep_struct_init(ctypes.byref(self.struct), ctypes.sizeof(self.struct))
         self._keep: list[Any] = []
         for name, value in options.items():
             if value is not None:
@@ -128,7 +128,7 @@ class Config:
             return 0
 
         struct = _abi.mep_store_t()
-        lib.mep_store_init(ctypes.byref(struct), ctypes.sizeof(struct))
+        lib.mep_struct_init(ctypes.byref(struct), ctypes.sizeof(struct))
         struct.put, struct.get = _abi.mep_store_put_t(put), _abi.mep_store_get_t(get)
         self._keep.append(struct)
         return struct
@@ -322,7 +322,7 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
     def stats(self) -> CommStats:
         """Counts of calls, bytes, errors and changes of the members on this communicator. Local, any thread."""
         stats = _abi.mep_comm_stats_t()
-        lib.mep_comm_stats_init(ctypes.byref(stats), ctypes.sizeof(stats))
+        lib.mep_struct_init(ctypes.byref(stats), ctypes.sizeof(stats))
         check(lib.mep_comm_stats(self._address, ctypes.byref(stats)))
         return CommStats._make(getattr(stats, name) for name in CommStats._fields)
 
@@ -420,7 +420,7 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         incarnations = (ctypes.c_uint64 * self.size)()
         states = (ctypes.c_uint32 * self.size)()
         view = _abi.mep_view_t()
-        lib.mep_view_init(ctypes.byref(view), ctypes.sizeof(view))
+        lib.mep_struct_init(ctypes.byref(view), ctypes.sizeof(view))
         view.capacity = self.size
         view.slots = ctypes.addressof(slots)
         view.incarnations = ctypes.addressof(incarnations)

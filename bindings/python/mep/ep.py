@@ -15,7 +15,7 @@ from ._device import DeviceArray
 from ._ep_results import EpSize, OpStatus, Received
 from ._type_numbers import RAW, SIZES
 from ._types import BufferLike, Given
-from .errors import BusyError, Error, InvalidArgumentError, UnsupportedError
+from .errors import BusyError, Error, InvalidArgumentError, ThreadError, UnsupportedError
 from .request import OpInfo, OpInfoRecord
 
 if TYPE_CHECKING:
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 PHASES = ("both", "send", "receive")
 _WORDS = {
-    "mode": {"low_latency": _abi.MEP_EP_LOW_LATENCY, "high_throughput": _abi.MEP_EP_HIGH_THROUGHPUT},
-    "receive_layout": {"packed": _abi.MEP_EP_PACKED, "slotted": _abi.MEP_EP_SLOTTED,
-                       "expanded": _abi.MEP_EP_EXPANDED},
+    "layout": {"low_latency": _abi.MEP_EP_LOW_LATENCY, "slotted": _abi.MEP_EP_SLOTTED,
+               "high_throughput": _abi.MEP_EP_HIGH_THROUGHPUT, "expanded": _abi.MEP_EP_EXPANDED},
     "scale_type": {"float32": _abi.MEP_SCALE_FLOAT32, "ue8m0": _abi.MEP_SCALE_UE8M0},
     "scale_layout": {"row_major": _abi.MEP_SCALE_ROW_MAJOR,
                      "column_major": _abi.MEP_SCALE_COLUMN_MAJOR},
@@ -36,7 +35,7 @@ _FIELDS = [field[0] for field in _abi.mep_ep_config_t._fields_ if field[0] not i
 
 def _config(options: dict[str, Any]) -> _abi.mep_ep_config_t:
     config = _abi.mep_ep_config_t()
-    lib.mep_ep_config_init(ctypes.byref(config), ctypes.sizeof(config))
+    lib.mep_struct_init(ctypes.byref(config), ctypes.sizeof(config))
     for name, value in options.items():
         if name in _FLAGS:
             flag, wanted = _FLAGS[name]
@@ -61,24 +60,24 @@ def _config(options: dict[str, Any]) -> _abi.mep_ep_config_t:
     return config
 
 
-def _initial(kind: Any, initialise: Any) -> Any:
-    """A function that gives a struct of mep.h as its own function initialises it."""
+def _initial(kind: Any) -> Any:
+    """A function that gives a struct of mep.h as mep_struct_init() sets it."""
     first = kind()
-    initialise(ctypes.byref(first), ctypes.sizeof(first))
+    lib.mep_struct_init(ctypes.byref(first), ctypes.sizeof(first))
     return lambda: kind.from_buffer_copy(first)
 
 
-_ep_view = _initial(_abi.mep_ep_view_t, lib.mep_ep_view_init)
-_dispatch_send = _initial(_abi.mep_dispatch_send_t, lib.mep_dispatch_send_init)
-_dispatch_receive = _initial(_abi.mep_dispatch_receive_t, lib.mep_dispatch_receive_init)
-_combine_send = _initial(_abi.mep_combine_send_t, lib.mep_combine_send_init)
-_combine_receive = _initial(_abi.mep_combine_receive_t, lib.mep_combine_receive_init)
+_ep_view = _initial(_abi.mep_ep_view_t)
+_dispatch_send = _initial(_abi.mep_dispatch_send_t)
+_dispatch_receive = _initial(_abi.mep_dispatch_receive_t)
+_combine_send = _initial(_abi.mep_combine_send_t)
+_combine_receive = _initial(_abi.mep_combine_receive_t)
 
 
 class Ep(Unique):
     """An EP object; collective over comm. Options have the names of mep_ep_config_t: hidden, top_k,
-    num_experts, max_tokens_per_rank (required), name, mode, experts_per_rank, num_buffers,
-    input_type, wire_type, combine_type (names such as "bfloat16"), scale_type, receive_layout,
+    num_experts, max_tokens_per_rank (required), name, layout ("low_latency", "slotted", "high_throughput" or
+    "expanded"), experts_per_rank, num_buffers, input_type, wire_type, combine_type (names such as "bfloat16"), scale_type,
     timeout_ms, max_replicas, ...; row_memory=False is MEP_EP_NO_ROW_MEMORY, in_step=True MEP_EP_IN_STEP. Closed by close(),
     `with`, or with its communicator.
     """
@@ -114,8 +113,8 @@ class Ep(Unique):
         self.combine_type: int = config.combine_type or (
             _abi.MEP_BFLOAT16 if self.input_type == _abi.MEP_FLOAT8_E4M3 else self.input_type)
         self.max_replicas: int = config.max_replicas or 1
-        self.high_throughput: bool = config.mode == _abi.MEP_EP_HIGH_THROUGHPUT
-        self.expanded: bool = config.receive_layout == _abi.MEP_EP_EXPANDED
+        self.high_throughput: bool = config.layout >= _abi.MEP_EP_HIGH_THROUGHPUT
+        self.expanded: bool = config.layout == _abi.MEP_EP_EXPANDED
         self.expert_alignment: int = config.expert_alignment or 1
         self._scale = numpy.uint8 if config.scale_type == _abi.MEP_SCALE_UE8M0 else numpy.float32
 
@@ -130,7 +129,7 @@ class Ep(Unique):
     def buffer_size(comm: "Comm", **options: Any) -> EpSize:
         """The memory that an EP object with these options would reserve. Local."""
         config, size = _config(options), _abi.mep_ep_size_t()
-        lib.mep_ep_size_init(ctypes.byref(size), ctypes.sizeof(size))
+        lib.mep_struct_init(ctypes.byref(size), ctypes.sizeof(size))
         check(lib.mep_ep_buffer_size(comm._address, ctypes.byref(config), ctypes.byref(size)))
         return EpSize(size)
 
@@ -274,7 +273,7 @@ class Ep(Unique):
 
 
 _ABSENT = (_abi.MEP_PEER_DEAD, _abi.MEP_PEER_LEFT, _abi.MEP_PEER_EXCLUDED)
-_REFUSED = (BusyError, InvalidArgumentError, UnsupportedError)  # such a call has changed nothing
+_REFUSED = (BusyError, InvalidArgumentError, ThreadError, UnsupportedError)  # such a call has changed nothing
 
 
 class Handle(Unique):

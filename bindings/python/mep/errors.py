@@ -85,7 +85,21 @@ class EvictedError(Error):
 
 
 class BusyError(Error):
+    """Something that belongs to it is left: finish or close that first."""
+
     code = _abi.MEP_ERR_BUSY
+
+
+class ThreadError(Error):
+    """Another thread is inside a call on it; nothing was changed."""
+
+    code = _abi.MEP_ERR_THREAD
+
+
+class InProgressError(Error, builtins.TimeoutError):
+    """The time that a wait was given is over; the operation goes on. No error of the library."""
+
+    code = _abi.MEP_IN_PROGRESS
 
 
 class ForkedError(Error):
@@ -128,7 +142,8 @@ class DeviceError(Error):
     code = _abi.MEP_ERR_DEVICE
 
 
-NAMES = {value: name for name, value in vars(_abi).items() if name.startswith("MEP_ERR_")}
+NAMES = {value: name for name, value in vars(_abi).items() if name.startswith("MEP_ERR_")
+         or name == "MEP_IN_PROGRESS"}
 CLASSES = {cls.code: cls for cls in Error.__subclasses__()}
 
 

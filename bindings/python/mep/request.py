@@ -37,7 +37,7 @@ class OpInfoRecord:
         self.struct = _abi.mep_op_info_t()
         self.reference = ctypes.byref(self.struct)
         self.argument = address_argument(ctypes.addressof(self.struct))
-        lib.mep_op_info_init(self.reference, ctypes.sizeof(self.struct))
+        lib.mep_struct_init(self.reference, ctypes.sizeof(self.struct))
         self.struct.contributors = ctypes.addressof(self._bits)
         self.struct.failed = ctypes.addressof(self._bits) + 8 * words
         self.struct.contributors_words = self.struct.failed_words = words
@@ -95,7 +95,7 @@ class Request(Unique):
     def _ended(self, result: int) -> None:
         self._finished = True
         running.pop(self, None)
-        if result < 0 and result != _abi.MEP_ERR_BUSY:  # of one that was withdrawn
+        if result < 0:
             self._failure = error(result, last_error(), self._record.info())
 
     def _value(self) -> Any:
@@ -106,7 +106,7 @@ class Request(Unique):
     def wait(self, timeout: Optional[float] = None) -> Any:
         """Returns the receive buffer, or raises the operation's error; its `info` tells more.
 
-        timeout in seconds: BusyError when it is over, and the operation goes on. None: until the
+        timeout in seconds: InProgressError when it is over, and the operation goes on. None: until the
         operation's own timeout. Ctrl-C gets in at any time; the operation then goes on too.
         """
         end = None if timeout is None else time.monotonic() + timeout
@@ -117,10 +117,10 @@ class Request(Unique):
             result = lib.mep_request_wait(ctypes.byref(self._address), part, self._record.reference)
             if not self._address.value:
                 self._ended(result)
-            elif result != _abi.MEP_ERR_BUSY:
+            elif result not in (_abi.MEP_IN_PROGRESS, _abi.MEP_ERR_THREAD):
                 check(result)
             elif end is not None and time.monotonic() >= end:
-                raise error(result, f"not done within {timeout} s; the operation goes on")
+                raise error(_abi.MEP_IN_PROGRESS, f"not done within {timeout} s; the operation goes on")
             else:
                 time.sleep(0)  # another thread may be inside a call on the communicator
         return self._value()
@@ -146,12 +146,12 @@ class Request(Unique):
         if self.done:
             return False
         # The result stays this if it is withdrawn; no operation ends with it.
-        self._record.struct.result = _abi.MEP_ERR_BUSY
+        self._record.struct.result = _abi.MEP_IN_PROGRESS
         result = lib.mep_request_cancel(ctypes.byref(self._address))
         if not self._address.value:
-            self._ended(_abi.MEP_ERR_BUSY)
+            self._ended(_abi.MEP_IN_PROGRESS)
             return True
-        if result != _abi.MEP_ERR_BUSY:
+        if result not in (_abi.MEP_IN_PROGRESS, _abi.MEP_ERR_THREAD):
             check(result)
         return False
 
@@ -160,7 +160,7 @@ class Request(Unique):
         self._comm._last = self._record
 
     def info(self) -> OpInfo:
-        """All that is known of it; result is MEP_ERR_BUSY while it runs, and of a receive that was withdrawn."""
+        """All that is known of it; result is MEP_IN_PROGRESS while it runs, and of a receive that was withdrawn."""
         if not self.done:
             check(lib.mep_request_info(self._address, self._record.reference))
         return self._record.info()
@@ -213,7 +213,7 @@ def waitall(requests: Iterable[Optional[Request]], timeout: Optional[float] = No
     """Waits until all are done, also where one fails; None stands for one that is done. Returns what their
     wait() gives, or raises the first error in their order.
 
-    timeout in seconds: BusyError when it is over, and those that are not done go on. None: until each
+    timeout in seconds: InProgressError when it is over, and those that are not done go on. None: until each
     one's own timeout.
     """
     every = list(requests)
@@ -252,7 +252,7 @@ def _first_done(requests: List[Request], end: Optional[float], timeout: Optional
         if found is not None:
             return found
         if end is not None and time.monotonic() >= end:
-            raise error(_abi.MEP_ERR_BUSY, f"not done within {timeout} s; the operations go on")
+            raise error(_abi.MEP_IN_PROGRESS, f"not done within {timeout} s; the operations go on")
         time.sleep(0)  # another thread may be inside a call on the communicator
 
 
@@ -274,7 +274,7 @@ def _wait_for_one(requests: List[Request], part: int) -> Optional[Request]:
             if each._address.value:
                 each._record = before
     if index.value < 0:
-        if result != _abi.MEP_ERR_BUSY:
+        if result not in (_abi.MEP_IN_PROGRESS, _abi.MEP_ERR_THREAD):
             check(result)
         return None
     requests[index.value]._ended(result)

@@ -86,7 +86,7 @@ class CallScope {
   [[nodiscard]] mep_result_t check() const {
     if (entered_) [[likely]]
       return MEP_SUCCESS;
-    return fail(MEP_ERR_BUSY, "another thread is inside a call on this communicator");
+    return fail(MEP_ERR_THREAD, "another thread is inside a call on this communicator");
   }
 
  private:

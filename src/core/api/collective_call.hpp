@@ -23,6 +23,13 @@ uint64_t record_enqueueing(Collective kind, const CollectiveArgs& args, mep_comm
 
 mep_result_t run_admitting(mep_comm_t comm, mep_stream_t stream);
 
+inline bool is_in_place(const CollectiveArgs& args) {
+  return args.send == MEP_IN_PLACE || args.receive == MEP_IN_PLACE;
+}
+// Puts the address that MEP_IN_PLACE stands for into *args, or says why there is none.
+[[nodiscard]] mep_result_t resolve_in_place(Collective kind, const Comm& comm,
+                                            CollectiveArgs* args);
+
 template <Collective kKind>
 mep_result_t run(const CollectiveArgs& args, mep_comm_t comm, mep_stream_t stream) {
   if constexpr (kKind == Collective::k_barrier) {
@@ -30,6 +37,11 @@ mep_result_t run(const CollectiveArgs& args, mep_comm_t comm, mep_stream_t strea
       return run_admitting(comm, stream);
   }
   MEP_TRY(check_comm(comm));
+  if (is_in_place(args)) [[unlikely]] {
+    CollectiveArgs resolved = args;
+    MEP_TRY(resolve_in_place(kKind, *comm->comm, &resolved));
+    return run<kKind>(resolved, comm, stream);
+  }
   if (in_group() && comm->backend->device() < 0) [[unlikely]] {
     MEP_TRY(check_no_stream(stream));
     return guarded([&] {

@@ -27,6 +27,10 @@ mep_result_t mep_comm_live(mep_comm_t comm, int32_t* live) {
   return MEP_SUCCESS;
 }
 
+mep_result_t mep_comm_live_count(mep_comm_t comm, int32_t* live) {
+  return mep_comm_live(comm, live);
+}
+
 mep_result_t mep_comm_epoch(mep_comm_t comm, uint64_t* epoch) {
   MEP_TRY(check_comm(comm));
   if (epoch == nullptr) return null_argument("epoch");
@@ -72,10 +76,6 @@ mep_result_t mep_comm_transport(mep_comm_t comm, int32_t rank, const char** name
   });
 }
 
-void mep_op_info_init(void* info, size_t size) {
-  mep::init_sized_struct(info, size);
-}
-
 mep_result_t mep_comm_last_op(mep_comm_t comm, mep_op_info_t* info) {
   MEP_TRY(check_comm(comm));
   if (info == nullptr) return null_argument("info");
@@ -95,10 +95,6 @@ mep_result_t mep_comm_last_op(mep_comm_t comm, mep_op_info_t* info) {
 mep_result_t mep_comm_async_result(mep_comm_t comm) {
   MEP_TRY(check_comm(comm));
   return comm->backend->take_any_failure();
-}
-
-void mep_comm_stats_init(void* stats, size_t size) {
-  mep::init_sized_struct(stats, size);
 }
 
 mep_result_t mep_comm_stats(mep_comm_t comm, mep_comm_stats_t* stats) {
@@ -127,17 +123,13 @@ mep_result_t mep_comm_name(mep_comm_t comm, const char** name) {
   return MEP_SUCCESS;
 }
 
-mep_result_t mep_comm_peer_state(mep_comm_t comm, int32_t rank, uint32_t* state) {
+mep_result_t mep_comm_peer_state(mep_comm_t comm, int32_t rank, mep_peer_state_t* state) {
   MEP_TRY(check_comm(comm));
   if (state == nullptr) return null_argument("state");
   MEP_TRY(check_rank(comm, rank));
   const mep::Comm& impl = *comm->comm;
   *state = impl.world().peers().state(impl.slots()[static_cast<size_t>(rank)]);
   return MEP_SUCCESS;
-}
-
-void mep_view_init(void* view, size_t size) {
-  mep::init_sized_struct(view, size);
 }
 
 mep_result_t mep_comm_view(mep_comm_t comm, mep_view_t* view) {

@@ -16,7 +16,7 @@ struct mep_ep {
   std::unique_ptr<mep::EpObject> object;
   std::atomic<uint32_t> handles{0};
   // By buffer: a thread is inside a call on it; see mep::BufferScope.
-  std::array<std::atomic<uint32_t>, mep::kMaxEpBuffers> in_call{};
+  std::array<std::atomic<uint32_t>, MEP_MAX_EP_BUFFERS> in_call{};
 };
 
 struct mep_ep_handle {
@@ -104,7 +104,7 @@ class BufferScope {
   [[nodiscard]] mep_result_t check() const {
     if (entered_) [[likely]]
       return MEP_SUCCESS;
-    return fail(MEP_ERR_BUSY, "another thread is inside a call on this buffer of the EP object");
+    return fail(MEP_ERR_THREAD, "another thread is inside a call on this buffer of the EP object");
   }
 
  private:
@@ -129,9 +129,9 @@ mep_result_t read_config(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_
   MEP_TRY(check_comm(comm));
   if (config == nullptr) return null_argument("config");
   MEP_TRY(read_sized_struct(config, "mep_ep_config_t", given));
-  if (given->name != nullptr && std::strlen(given->name) > kMaxEpNameBytes) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "name has %zu bytes; at most %zu work",
-                std::strlen(given->name), kMaxEpNameBytes);
+  if (given->name != nullptr && std::strlen(given->name) > MEP_MAX_EP_NAME_BYTES) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "name has %zu bytes; at most %d work",
+                std::strlen(given->name), MEP_MAX_EP_NAME_BYTES);
   }
   return resolve_ep_config(*comm->comm, *given, shape, comm->backend->gpu_backend() != nullptr);
 }
@@ -232,28 +232,6 @@ mep_dispatch_receive_t counts_of(const mep_dispatch_receive_t& given) {
 
 }  // namespace
 }  // namespace mep
-
-void mep_ep_config_init(void* config, size_t size) {
-  mep::init_sized_struct(config, size);
-}
-void mep_ep_size_init(void* size_info, size_t size) {
-  mep::init_sized_struct(size_info, size);
-}
-void mep_ep_view_init(void* view, size_t size) {
-  mep::init_sized_struct(view, size);
-}
-void mep_dispatch_send_init(void* send, size_t size) {
-  mep::init_sized_struct(send, size);
-}
-void mep_dispatch_receive_init(void* receive, size_t size) {
-  mep::init_sized_struct(receive, size);
-}
-void mep_combine_send_init(void* send, size_t size) {
-  mep::init_sized_struct(send, size);
-}
-void mep_combine_receive_init(void* receive, size_t size) {
-  mep::init_sized_struct(receive, size);
-}
 
 mep_result_t mep_ep_buffer_size(mep_comm_t comm, const mep_ep_config_t* config,
                                 mep_ep_size_t* size_info) {

@@ -55,7 +55,7 @@ mep_result_t end_group() {
     requests.push_back(each);
   }
   const mep_result_t result = mep_request_waitall(static_cast<int32_t>(requests.size()),
-                                                  requests.data(), kUntilTimeout, nullptr);
+                                                  requests.data(), MEP_FOREVER, nullptr);
   own_group.first = nullptr;
   own_group.last = nullptr;
   for (mep_request_t each : requests) {

@@ -133,7 +133,7 @@ void close_world(mep_comm_t comm, bool orderly) {
 }  // namespace
 
 mep_result_t read_comm_config(const mep_comm_config_t* config, mep_comm_config_t* given) {
-  mep_comm_config_init(given, sizeof *given);
+  mep_struct_init(given, sizeof *given);
   if (config != nullptr) MEP_TRY(read_sized_struct(config, "mep_comm_config_t", given));
   given->struct_size = sizeof *given;
   return MEP_SUCCESS;
@@ -149,13 +149,6 @@ mep_result_t choose_own_place(const mep_comm_config_t& config, int32_t rank,
 }
 
 }  // namespace mep
-
-void mep_comm_config_init(void* config, size_t size) {
-  mep::init_sized_struct(config, size);
-}
-void mep_store_init(void* store, size_t size) {
-  mep::init_sized_struct(store, size);
-}
 
 mep_result_t mep_comm_init(const mep_comm_config_t* config, mep_comm_t* comm) {
   using namespace mep;

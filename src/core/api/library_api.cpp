@@ -1,4 +1,5 @@
 // Version, results and types.
+#include "base/sized_struct.hpp"
 #include "base/status.hpp"
 #include "mep.h"
 #include "protocol/types.hpp"
@@ -18,6 +19,7 @@ const char* mep_result_string(mep_result_t result) {
   switch (result) {
     MEP_NAME(MEP_SUCCESS);
     MEP_NAME(MEP_PARTIAL);
+    MEP_NAME(MEP_IN_PROGRESS);
     MEP_NAME(MEP_ERR_INVALID_ARGUMENT);
     MEP_NAME(MEP_ERR_UNSUPPORTED);
     MEP_NAME(MEP_ERR_NO_MEMORY);
@@ -39,10 +41,15 @@ const char* mep_result_string(mep_result_t result) {
     MEP_NAME(MEP_ERR_CAPACITY);
     MEP_NAME(MEP_ERR_NOT_FOUND);
     MEP_NAME(MEP_ERR_DEVICE);
+    MEP_NAME(MEP_ERR_THREAD);
     default:
       return "unknown result";
   }
 #undef MEP_NAME
+}
+
+void mep_struct_init(void* x, size_t size) {
+  mep::init_sized_struct(x, size);
 }
 
 size_t mep_dtype_size(mep_dtype_t dtype) {

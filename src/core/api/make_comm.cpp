@@ -37,7 +37,7 @@ mep_result_t add_gpu(mep_comm_t made, const GpuPlace* place, Comm& members) {
 }
 
 mep_result_t check_comm_name(const char* name) {
-  constexpr size_t kMostBytes = 63;
+  constexpr size_t kMostBytes = MEP_MAX_NAME_BYTES;
   if (name == nullptr) return null_argument("name");
   const size_t bytes = std::strlen(name);
   if (bytes >= 1 && bytes <= kMostBytes) return MEP_SUCCESS;

@@ -140,7 +140,7 @@ class MessageRequest final : public mep_request {
   mep_result_t cancel() override {
     if (operation_.is_send) return fail(MEP_ERR_UNSUPPORTED, "only a receive can be cancelled");
     if (messages().withdraw_receive(&operation_)) return MEP_SUCCESS;
-    return fail(MEP_ERR_BUSY, "a message has come for this receive; wait for it");
+    return MEP_IN_PROGRESS;
   }
   mep_result_t describe(mep_op_info_t* info) const override {
     return messages().describe(operation_, info);
@@ -324,10 +324,6 @@ bool buffers_overlap(const MessageCall& send, const MessageCall& receive) {
 
 }  // namespace
 }  // namespace mep
-
-void mep_message_init(void* message, size_t size) {
-  mep::init_sized_struct(message, size);
-}
 
 mep_result_t mep_send(const void* buffer, size_t count, mep_dtype_t dtype, int32_t dest,
                       int32_t tag, mep_comm_t comm, mep_stream_t stream) {

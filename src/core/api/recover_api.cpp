@@ -65,7 +65,7 @@ mep_result_t admit(Comm& world_comm, const membership::SlotSet& wanted, uint64_t
   // A view that comes meanwhile is no call of another thread, and keeps no joiner out.
   const Comm::WaitingScope waiting(world_comm);
   if (!world_comm.world().idle()) {
-    return fail(MEP_ERR_BUSY, "another thread is inside a call on this world; finish it first");
+    return fail(MEP_ERR_THREAD, "another thread is inside a call on this world; finish it first");
   }
   return world_comm.world().admissions().recover(wanted, Deadline::after_ms(wait_ms), admission);
 }

@@ -50,7 +50,7 @@ class CollectiveRequest final : public mep_request {
   }
   mep_result_t describe(mep_op_info_t* info) const override {
     const mep_result_t result = comm->comm->collectives().describe(operation_, info);
-    if (!done && !operation_.finished) info->result = MEP_ERR_BUSY;
+    if (!done && !operation_.finished) info->result = MEP_IN_PROGRESS;
     return result;
   }
   void set_event(int fd) override {
@@ -73,6 +73,11 @@ mep_result_t start_request(mep_comm_t comm, Collective kind, const CollectiveArg
   if (request == nullptr) return null_argument("request");
   *request = nullptr;
   MEP_TRY(check_comm(comm));
+  if (is_in_place(args)) [[unlikely]] {
+    CollectiveArgs resolved = args;
+    MEP_TRY(resolve_in_place(kind, *comm->comm, &resolved));
+    return start_request(comm, kind, resolved, request);
+  }
   return guarded([&]() -> mep_result_t {
     const CallScope scope(comm);
     MEP_TRY(scope.check());
@@ -276,7 +281,7 @@ void wait_for_some(std::span<mep_request_t const> requests, size_t wanted, const
 }
 
 Deadline deadline_of(uint32_t timeout_ms) {
-  return timeout_ms == kUntilTimeout ? Deadline::never() : Deadline::after_ms(timeout_ms);
+  return timeout_ms == MEP_FOREVER ? Deadline::never() : Deadline::after_ms(timeout_ms);
 }
 
 mep_result_t check_requests(int32_t count, const mep_request_t* requests) {
@@ -285,28 +290,24 @@ mep_result_t check_requests(int32_t count, const mep_request_t* requests) {
   return MEP_SUCCESS;
 }
 
-// Frees those that are done, and returns the first error in their order.
+// Frees those that are done, and returns the first error in their order, else MEP_IN_PROGRESS if one goes on.
 mep_result_t finish_all(std::span<mep_request_t> requests, mep_result_t* results) {
-  mep_result_t first = MEP_SUCCESS;
+  mep_result_t all = MEP_SUCCESS;
   char text[kErrorTextBytes];
   size_t place = 0;
   for (mep_request_t& each : requests) {
     mep_result_t result = MEP_SUCCESS;
-    if (each != nullptr && each->done) {
-      result = finish(&each, nullptr);
-    } else if (each != nullptr) {
-      result = fail(MEP_ERR_BUSY, "request %zu of %zu is not done in time; it goes on", place,
-                    requests.size());
-    }
-    if (is_error(result) && first == MEP_SUCCESS) {
-      first = result;
+    if (each != nullptr) result = each->done ? finish(&each, nullptr) : MEP_IN_PROGRESS;
+    if (is_error(result) && !is_error(all)) {
+      all = result;
       std::snprintf(text, sizeof text, "%s", last_error_text());
     }
+    if (result == MEP_IN_PROGRESS && all == MEP_SUCCESS) all = result;
     if (results != nullptr) results[place] = result;
     ++place;
   }
-  if (is_error(first)) set_last_error_text(text);
-  return first;
+  if (is_error(all)) set_last_error_text(text);
+  return all;
 }
 
 }  // namespace
@@ -322,7 +323,7 @@ mep_result_t mep_request_wait(mep_request_t* request, uint32_t timeout_ms, mep_o
     const CallScope scope(waited.comm);
     MEP_TRY(scope.check());
     const Deadline due = waited.deadline();
-    const Deadline own = timeout_ms == kUntilTimeout ? due : Deadline::after_ms(timeout_ms);
+    const Deadline own = timeout_ms == MEP_FOREVER ? due : Deadline::after_ms(timeout_ms);
     const bool until_timeout = own.at_ns() >= due.at_ns();
     World& world = waited.comm->comm->world();
     if (!waited.done) {
@@ -334,7 +335,7 @@ mep_result_t mep_request_wait(mep_request_t* request, uint32_t timeout_ms, mep_o
       waited.done = true;
     }
     if (waited.done) return finish(request, info);
-    return fail(MEP_ERR_BUSY, "the operation is not done after %u ms; it goes on", timeout_ms);
+    return MEP_IN_PROGRESS;
   });
 }
 
@@ -403,9 +404,7 @@ mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests, uint32_
     wait_for_some(all, 1, deadline_of(timeout_ms), [&] { return look_at_all(all) >= 1; });
     const auto done = std::find_if(
         all.begin(), all.end(), [](mep_request_t each) { return each != nullptr && each->done; });
-    if (done == all.end()) {
-      return fail(MEP_ERR_BUSY, "none of the requests is done after %u ms; they go on", timeout_ms);
-    }
+    if (done == all.end()) return MEP_IN_PROGRESS;
     *index = static_cast<int32_t>(done - all.begin());
     return finish(&*done, info);
   });

@@ -47,9 +47,6 @@ struct mep_request {
 
 namespace mep {
 
-// Given as the time to wait, it stands for each operation's own timeout.
-constexpr uint32_t kUntilTimeout = 0xffffffff;
-
 [[nodiscard]] mep_result_t start_request(mep_comm_t comm, Collective kind,
                                          const CollectiveArgs& args, mep_request_t* request);
 

@@ -29,6 +29,12 @@ mep_result_t check_host_fields(const Receive& receive) {
   return MEP_SUCCESS;
 }
 
+// A GPU writes a range as one word.
+mep_result_t check_ranges(const mep_range_t* ranges, const char* name) {
+  if (reinterpret_cast<uintptr_t>(ranges) % sizeof(mep_range_t) == 0) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT, "%s does not lie on %zu bytes", name, sizeof(mep_range_t));
+}
+
 }  // namespace
 
 mep_result_t EpCallState::busy() const {
@@ -81,6 +87,8 @@ mep_result_t check_dispatch_call(int32_t device, const EpShape& shape, const EpC
     for (const auto& output : outputs) {
       MEP_TRY(check_optional(device, output.memory, output.name));
     }
+    MEP_TRY(check_ranges(receive->layout_range, "layout_range"));
+    MEP_TRY(check_ranges(receive->token_range, "token_range"));
   }
   if (send == nullptr) {
     if (state.stage == EpStage::kDispatching && state.current == &handle) return MEP_SUCCESS;

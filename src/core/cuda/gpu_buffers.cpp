@@ -279,7 +279,7 @@ void GpuBuffers::fill_view(uint32_t index, mep_ep_view_t* view) const {
   view->recv_scales = shape_.has_scales() ? buffer.views + geometry_.scales : nullptr;
   view->recv_count = reinterpret_cast<const int32_t*>(local + geometry_.recv_count);
   view->src_info = reinterpret_cast<const int32_t*>(buffer.views + geometry_.src_info);
-  view->layout_range = reinterpret_cast<const int64_t*>(local + geometry_.layout_range);
+  view->layout_range = reinterpret_cast<const mep_range_t*>(local + geometry_.layout_range);
   view->combine_input = buffer.views + geometry_.combine_out;
   view->recv_topk_idx = view->token_rows = view->token_topk_idx = view->token_src_info = nullptr;
   view->recv_topk_weights = nullptr;
@@ -300,7 +300,7 @@ void GpuBuffers::fill_expanded_view(const Buffer& buffer, mep_ep_view_t* view) c
   view->token_src_info = view->src_info;
   view->token_range = view->layout_range;
   view->src_info = reinterpret_cast<const int32_t*>(rows + layout.tokens);
-  view->layout_range = reinterpret_cast<const int64_t*>(rows + layout.ranges);
+  view->layout_range = reinterpret_cast<const mep_range_t*>(rows + layout.ranges);
   view->combine_input = rows + layout.y;
   view->recv_topk_weights = reinterpret_cast<const float*>(rows + layout.weights);
 }

@@ -56,8 +56,8 @@ mep_result_t EpBuffer::arrange(const uint32_t* kept_counts) {
         std::memcpy(&count, windows_.data() + layout_.counts(use_, source, first_column + group),
                     sizeof count);
       }
-      int64_t& range = layout_range_[size_t{group} * shape_.ranks + source];
-      range = static_cast<int64_t>(to << 32);
+      mep_range_t& range = layout_range_[size_t{group} * shape_.ranks + source];
+      range = {0, static_cast<int32_t>(to)};
       if (complete_[source] == 0) {
         from += count;
         continue;
@@ -71,7 +71,7 @@ mep_result_t EpBuffer::arrange(const uint32_t* kept_counts) {
       if (from != to) move_rows(group, from, to, count);
       MEP_TRY(read_entries(group, to, count, source));
       if (shape_.high_throughput()) MEP_TRY(read_topk(layout_.row(group, to), count, source));
-      range |= static_cast<int64_t>(count);
+      range.count = static_cast<int32_t>(count);
       from += count;
       to += count;
       total += count;
@@ -87,7 +87,7 @@ mep_result_t EpBuffer::arrange(const uint32_t* kept_counts) {
 void EpBuffer::receive_nothing() {
   std::fill(complete_.begin(), complete_.end(), 0);
   std::fill(recv_count_.begin(), recv_count_.end(), 0);
-  std::fill(layout_range_.begin(), layout_range_.end(), 0);
+  std::fill(layout_range_.begin(), layout_range_.end(), mep_range_t{});
   std::fill(expert_rows_.begin(), expert_rows_.end(), 0);
   recv_total_ = 0;
   if (shape_.expanded()) expand();
@@ -147,7 +147,7 @@ mep_result_t EpBuffer::deliver(const mep_dispatch_receive_t& outputs) {
   tell_counts(outputs);
   const size_t experts = shape_.local_experts;
   if (outputs.layout_range != nullptr) {
-    const std::vector<int64_t>& ranges =
+    const std::vector<mep_range_t>& ranges =
         shape_.expanded() ? expansion_.layout_range() : layout_range_;
     std::copy(ranges.begin(), ranges.end(), outputs.layout_range);
   }
@@ -184,10 +184,8 @@ mep_result_t EpBuffer::check_capacity(const mep_dispatch_receive_t& outputs) con
   auto rows = static_cast<uint64_t>(shape_.expanded() ? expansion_.total() : 0);
   for (uint32_t local = 0; !shape_.expanded() && local < shape_.row_groups; ++local) {
     for (uint32_t source = 0; source < shape_.ranks; ++source) {
-      const auto range =
-          static_cast<uint64_t>(layout_range_[size_t{local} * shape_.ranks + source]);
-      const uint64_t count = range & 0xffffffff;
-      if (count != 0) rows = std::max(rows, layout_.row(local, (range >> 32) + count));
+      const Rows range(layout_range_[size_t{local} * shape_.ranks + source]);
+      if (range.count != 0) rows = std::max(rows, layout_.row(local, range.begin + range.count));
     }
   }
   const uint64_t bytes = rows * shape_.wire_row_bytes();
@@ -215,10 +213,7 @@ void EpBuffer::copy_rows(const mep_dispatch_receive_t& outputs) const {
                                   : token_stride * shape_.rows_per_expert();
   for (uint32_t local = 0; local < shape_.row_groups; ++local) {
     for (uint32_t source = 0; source < shape_.ranks; ++source) {
-      const auto range =
-          static_cast<uint64_t>(layout_range_[size_t{local} * shape_.ranks + source]);
-      const uint64_t begin = range >> 32;
-      const uint64_t count = range & 0xffffffff;
+      const auto [begin, count] = Rows(layout_range_[size_t{local} * shape_.ranks + source]);
       if (count == 0) continue;
       const uint64_t row = layout_.row(local, begin);
       if (x != nullptr) {

@@ -123,9 +123,9 @@ mep_result_t EpBuffer::push_rows(uint32_t target, const std::byte* y, const Post
   const bool non_temporal = static_cast<uint64_t>(recv_total_) * bytes >= kNonTemporalBytes;
   const Remote& remote = windows_[target];
   for (uint32_t local = 0; local < shape_.row_groups; ++local) {
-    const auto range = static_cast<uint64_t>(layout_range_[size_t{local} * shape_.ranks + target]);
-    const uint64_t first = layout_.row(local, range >> 32);
-    const uint64_t end = first + (range & 0xffffffff);
+    const Rows range(layout_range_[size_t{local} * shape_.ranks + target]);
+    const uint64_t first = layout_.row(local, range.begin);
+    const uint64_t end = first + range.count;
     for (uint64_t row = first; row < end; ++row) {
       if (!posting.allowed()) return MEP_SUCCESS;
       const uint64_t offset = layout_.combine_in(row_entry_[row]);
@@ -291,8 +291,8 @@ void EpBuffer::sum_terms(const mep_combine_receive_t& sums) {
   if (weights == nullptr && weighs) weights = routing.weights.data();
   const size_t stride =
       sums.out_stride_bytes != 0 ? sums.out_stride_bytes : shape_.combine_row_bytes();
-  const void* rows[kMaxTopK + 3];
-  float row_weights[kMaxTopK + 3];
+  const void* rows[MEP_MAX_TOP_K + 3];
+  float row_weights[MEP_MAX_TOP_K + 3];
   for (uint32_t token = 0; token < routing.tokens; ++token) {
     MEP_TEST_DELAY_POINT("ep sum");
     uint32_t count = 0;

@@ -12,8 +12,9 @@ namespace mep {
 namespace {
 
 mep_result_t check_layout(const device::DispatchLayout& layout) {
-  if (layout.top_k > kMaxTopK) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "top_k is %u; at most %u work", layout.top_k, kMaxTopK);
+  if (layout.top_k > MEP_MAX_TOP_K) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "top_k is %u; at most %d work", layout.top_k,
+                MEP_MAX_TOP_K);
   }
   if (layout.experts == 0 || layout.experts > INT32_MAX) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "num_experts is %u; it must be 1 to 2^31 - 1",

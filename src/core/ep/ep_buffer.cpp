@@ -29,7 +29,7 @@ EpBuffer::EpBuffer(Comm& comm, const EpShape& shape, const EpLayout& layout, uin
       first_row_(shape.columns(), 0),
       complete_(shape.ranks, 0),
       recv_count_(shape.local_experts, 0),
-      layout_range_(size_t{shape.row_groups} * shape.ranks, 0),
+      layout_range_(size_t{shape.row_groups} * shape.ranks),
       src_info_(shape.rows(), 0),
       row_entry_(shape.rows(), 0),
       expansion_(shape),
@@ -267,7 +267,7 @@ std::shared_ptr<const void> EpBuffer::take_memory() {
     std::shared_ptr<Window> window;
     EpExpansion expansion;
     std::vector<int32_t> recv_count, src_info, recv_topk_idx;
-    std::vector<int64_t> layout_range;
+    std::vector<mep_range_t> layout_range;
   };
   return std::make_shared<Memory>(Memory{windows_.own(), std::move(expansion_),
                                          std::move(recv_count_), std::move(src_info_),

@@ -287,13 +287,13 @@ class EpBuffer {
   } sent_topk_;
 
   // The last dispatch's delivery.
-  std::vector<uint8_t> complete_;       // by source rank
-  std::vector<int32_t> recv_count_;     // [E_local]
-  std::vector<int64_t> layout_range_;   // [G][R]
-  std::vector<int32_t> src_info_;       // [G][R * M]
-  std::vector<uint32_t> row_entry_;     // [G][R * M] token * row_k + k on the source
-  std::vector<int32_t> recv_topk_idx_;  // [R * M][K], high throughput
-  std::vector<int64_t> expert_rows_;    // [E_local] of these; recv_count_ is rounded up
+  std::vector<uint8_t> complete_;          // by source rank
+  std::vector<int32_t> recv_count_;        // [E_local]
+  std::vector<mep_range_t> layout_range_;  // [G][R]
+  std::vector<int32_t> src_info_;          // [G][R * M]
+  std::vector<uint32_t> row_entry_;        // [G][R * M] token * row_k + k on the source
+  std::vector<int32_t> recv_topk_idx_;     // [R * M][K], high throughput
+  std::vector<int64_t> expert_rows_;       // [E_local] of these; recv_count_ is rounded up
   int64_t recv_total_ = 0;
   EpExpansion expansion_;   // of these rows
   bool compacted_ = false;  // rows do not lie where their sources think

@@ -16,26 +16,14 @@ constexpr size_t kRowUnitBytes = 16;
 constexpr uint64_t kMaxCount = std::numeric_limits<int32_t>::max();
 
 mep_result_t refuse_unbuilt(const mep_ep_config_t& config, bool on_device) {
-  const bool high_throughput = config.mode == MEP_EP_HIGH_THROUGHPUT;
-  if (!high_throughput && config.receive_layout == MEP_EP_EXPANDED) {
-    return fail(MEP_ERR_INVALID_ARGUMENT,
-                "receive_layout: MEP_EP_EXPANDED belongs to MEP_EP_HIGH_THROUGHPUT");
-  }
-  if (high_throughput && config.receive_layout == MEP_EP_SLOTTED) {
-    return fail(MEP_ERR_INVALID_ARGUMENT,
-                "receive_layout: MEP_EP_SLOTTED belongs to MEP_EP_LOW_LATENCY");
-  }
   if (config.scale_layout == MEP_SCALE_COLUMN_MAJOR && !on_device) {
     return fail(MEP_ERR_UNSUPPORTED,
                 "scale_layout: column-major scales are not built for host "
                 "memory");
   }
-  if (config.scale_block != 0 && config.scale_block != kScaleGroup) {
-    return fail(MEP_ERR_UNSUPPORTED, "scale_block is %u; %zu is the only one built",
-                config.scale_block, kScaleGroup);
-  }
-  if (config.expert_alignment > 1 && !high_throughput) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "expert_alignment belongs to MEP_EP_HIGH_THROUGHPUT");
+  if (config.expert_alignment > 1 && config.layout < MEP_EP_HIGH_THROUGHPUT) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "expert_alignment belongs to MEP_EP_HIGH_THROUGHPUT and MEP_EP_EXPANDED");
   }
   if (config.num_sms != 0 && !on_device) {
     return fail(MEP_ERR_UNSUPPORTED, "num_sms is for CUDA communicators; this is a host one");
@@ -48,15 +36,11 @@ mep_result_t check_enumerators(const mep_ep_config_t& config) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "flags is %#x; known are MEP_EP_NO_ROW_MEMORY and MEP_EP_IN_STEP", config.flags);
   }
-  if ((config.flags & MEP_EP_NO_ROW_MEMORY) != 0 && config.receive_layout != MEP_EP_EXPANDED) {
+  if ((config.flags & MEP_EP_NO_ROW_MEMORY) != 0 && config.layout != MEP_EP_EXPANDED) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "flags: MEP_EP_NO_ROW_MEMORY belongs to MEP_EP_EXPANDED");
   }
-  if (config.mode > MEP_EP_HIGH_THROUGHPUT) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "mode %u does not exist", config.mode);
-  }
-  if (config.receive_layout > MEP_EP_EXPANDED) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "receive_layout %u does not exist",
-                config.receive_layout);
+  if (config.layout > MEP_EP_EXPANDED) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "layout %u does not exist", config.layout);
   }
   if (config.scale_type > MEP_SCALE_UE8M0) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "scale_type %u does not exist", config.scale_type);
@@ -70,9 +54,9 @@ mep_result_t check_enumerators(const mep_ep_config_t& config) {
 // places: for experts, on all ranks.
 mep_result_t resolve_replicas(const mep_ep_config_t& config, uint64_t places, EpShape* shape) {
   shape->buffers = config.num_buffers != 0 ? config.num_buffers : 2;
-  if (shape->buffers > kMaxEpBuffers) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "num_buffers is %u; 1 to %u work", shape->buffers,
-                kMaxEpBuffers);
+  if (shape->buffers > MEP_MAX_EP_BUFFERS) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "num_buffers is %u; 1 to %d work", shape->buffers,
+                MEP_MAX_EP_BUFFERS);
   }
   shape->max_replicas = config.max_replicas != 0 ? config.max_replicas : 1;
   if (shape->max_replicas > places) {
@@ -100,8 +84,9 @@ mep_result_t resolve_counts(const mep_ep_config_t& config, EpShape* shape) {
       return fail(MEP_ERR_INVALID_ARGUMENT, "%s is 0; it must be given", field.name);
     }
   }
-  if (config.top_k > kMaxTopK) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "top_k is %u; at most %u work", config.top_k, kMaxTopK);
+  if (config.top_k > MEP_MAX_TOP_K) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "top_k is %u; at most %d work", config.top_k,
+                MEP_MAX_TOP_K);
   }
   shape->max_tokens = config.max_tokens_per_rank;
   shape->hidden = config.hidden;
@@ -116,8 +101,7 @@ mep_result_t resolve_counts(const mep_ep_config_t& config, EpShape* shape) {
   if (shape->local_experts == 0) {
     shape->local_experts = (shape->experts - 1) / shape->ranks + 1;  // the last ranks may have less
   }
-  shape->mode = config.mode;
-  shape->receive_layout = config.receive_layout;
+  shape->layout = config.layout;
   shape->flags = config.flags;
   shape->expert_alignment = config.expert_alignment != 0 ? config.expert_alignment : 1;
   shape->row_groups = shape->high_throughput() ? 1 : shape->local_experts;
@@ -202,9 +186,8 @@ std::array<AgreedField, kAgreedFields> agreed_fields(const EpShape& shape,
                                      {"wire_type", shape.wire_type},
                                      {"combine_type", shape.combine_type},
                                      {"scale_type", shape.has_scales() ? shape.scale_type : 0},
-                                     {"mode", shape.mode},
+                                     {"layout", shape.layout},
                                      {"expert_alignment", shape.expert_alignment},
-                                     {"receive_layout", shape.receive_layout},
                                      {"max_replicas", shape.max_replicas},
                                      {"MEP_EP_IN_STEP in flags", shape.in_step() ? 1u : 0u}});
 }

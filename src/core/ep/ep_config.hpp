@@ -13,14 +13,19 @@
 
 namespace mep {
 
-constexpr uint32_t kMaxTopK = 64;
-constexpr uint32_t kMaxEpBuffers = 8;
 // A joiner is told of an object in one message, which must hold the map and the name.
 constexpr uint64_t kMaxMapEntries = uint64_t{1} << 27;
-constexpr size_t kMaxEpNameBytes = 65535;
 // From so many bytes a rank writes to others past the caches: they would not fit into those that the
 // cores share, and a line that is written whole need not be read first.
 constexpr size_t kNonTemporalBytes = size_t{4} << 20;
+
+// A mep_range_t as sizes.
+struct Rows {
+  explicit Rows(const mep_range_t& range)
+      : begin(static_cast<uint64_t>(range.begin)), count(static_cast<uint64_t>(range.count)) {}
+  uint64_t begin;
+  uint64_t count;
+};
 
 struct EpShape {
   uint32_t rank = 0;
@@ -30,7 +35,7 @@ struct EpShape {
   uint32_t top_k = 0;          // K
   uint32_t experts = 0;        // E
   uint32_t local_experts = 0;  // E_local
-  uint32_t mode = MEP_EP_LOW_LATENCY;
+  mep_ep_layout_t layout = MEP_EP_LOW_LATENCY;
   uint32_t expert_alignment = 1;  // of counts
   uint32_t row_groups = 0;        // of a rank: its local experts; high throughput: 1
   uint32_t row_k = 0;             // rows that a token becomes at most
@@ -41,17 +46,16 @@ struct EpShape {
   mep_dtype_t wire_type = MEP_BFLOAT16;
   mep_dtype_t combine_type = MEP_BFLOAT16;
   uint32_t scale_type = MEP_SCALE_FLOAT32;
-  uint32_t receive_layout = MEP_EP_PACKED;
   uint32_t flags = 0;  // MEP_EP_*
 
   // e4m3 on the wire: rows carry scales. If x is e4m3 already, the caller gives them.
   bool has_scales() const { return wire_type == MEP_FLOAT8_E4M3; }
   bool quantizes() const { return has_scales() && input_type != MEP_FLOAT8_E4M3; }
-  bool slotted() const { return receive_layout == MEP_EP_SLOTTED; }
-  bool expanded() const { return receive_layout == MEP_EP_EXPANDED; }
+  bool slotted() const { return layout == MEP_EP_SLOTTED; }
+  bool expanded() const { return layout == MEP_EP_EXPANDED; }
   bool has_row_memory() const { return (flags & MEP_EP_NO_ROW_MEMORY) == 0; }
   bool in_step() const { return (flags & MEP_EP_IN_STEP) != 0; }
-  bool high_throughput() const { return mode == MEP_EP_HIGH_THROUGHPUT; }
+  bool high_throughput() const { return layout >= MEP_EP_HIGH_THROUGHPUT; }
   uint32_t places() const { return ranks * local_experts; }  // physical experts
   uint32_t columns() const { return ranks * row_groups; }    // groups of all ranks
   size_t rows_per_expert() const { return size_t{ranks} * max_tokens; }
@@ -88,7 +92,7 @@ struct EpDeviceOptions {
 // same config.
 struct EpAgreement {
   // Values of each rank that are exchanged by `values`; or a bit for each rank, if that is more.
-  static constexpr size_t kMostValues = 16;
+  static constexpr size_t kMostValues = 15;
 
   std::string name;
   uint64_t window_seed = 0;  // ids of its windows follow from it

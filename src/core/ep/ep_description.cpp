@@ -26,7 +26,7 @@ mep_result_t check_shape(std::span<const std::byte> bytes, uint32_t rank, uint32
   out->rank = rank;
   mep_ep_config_t config{};
   config.struct_size = sizeof config;
-  config.mode = out->mode;
+  config.layout = out->layout;
   config.expert_alignment = out->expert_alignment;
   config.max_tokens_per_rank = out->max_tokens;
   config.hidden = out->hidden;
@@ -39,7 +39,6 @@ mep_result_t check_shape(std::span<const std::byte> bytes, uint32_t rank, uint32
   config.wire_type = out->wire_type;
   config.combine_type = out->combine_type;
   config.scale_type = out->scale_type;
-  config.receive_layout = out->receive_layout;
   config.flags = out->flags;
   EpShape checked;
   MEP_TRY(resolve_ep_config(rank, ranks, config, &checked));

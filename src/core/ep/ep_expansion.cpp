@@ -87,17 +87,16 @@ void EpExpansion::place(const EpReceivedRows& rows) {
     total_ += rows.rounded_counts[expert];
     group_end_[expert] = total_;
   }
-  std::fill(layout_range_.begin(), layout_range_.end(), 0);
+  std::fill(layout_range_.begin(), layout_range_.end(), mep_range_t{});
   const uint32_t top_k = shape_.top_k;
   for (uint32_t source = 0; source < shape_.ranks; ++source) {
-    const auto of_source = [&](size_t expert) -> int64_t& {
+    const auto of_source = [&](size_t expert) -> mep_range_t& {
       return layout_range_[expert * shape_.ranks + source];
     };
     for (size_t expert = 0; expert < rows_end_.size(); ++expert)
-      of_source(expert) = rows_end_[expert] << 32;
-    const auto range = static_cast<uint64_t>(rows.layout_range[source]);
-    const uint64_t end = (range >> 32) + (range & 0xffffffff);
-    for (uint64_t row = range >> 32; row < end; ++row) {
+      of_source(expert) = {0, static_cast<int32_t>(rows_end_[expert])};
+    const Rows range(rows.layout_range[source]);
+    for (uint64_t row = range.begin; row < range.begin + range.count; ++row) {
       for (uint32_t k = 0; k < top_k; ++k) {
         const int32_t expert = rows.local[row * top_k + k];
         int32_t& slot = slots_[row * top_k + k];
@@ -106,7 +105,7 @@ void EpExpansion::place(const EpReceivedRows& rows) {
         slot = static_cast<int32_t>(rows_end_[static_cast<size_t>(expert)]++);
         tokens()[slot] = rows.tokens[row];
         ++placed_;
-        ++of_source(static_cast<size_t>(expert));
+        ++of_source(static_cast<size_t>(expert)).count;
       }
     }
   }
@@ -151,8 +150,8 @@ void EpExpansion::spread_weights(const float* values) {
 
 void EpExpansion::fold(uint64_t row, const std::byte* y, std::byte* out) const {
   const size_t bytes = shape_.combine_row_bytes();
-  const void* rows[kMaxTopK];
-  float ones[kMaxTopK];
+  const void* rows[MEP_MAX_TOP_K];
+  float ones[MEP_MAX_TOP_K];
   uint32_t count = 0;
   for (uint32_t k = 0; k < shape_.top_k; ++k) {
     const int32_t slot = slots_[row * shape_.top_k + k];

@@ -21,10 +21,10 @@ namespace mep {
 // Received rows, of which the first `count` are there.
 struct EpReceivedRows {
   int64_t count;
-  const int32_t* local;           // [count][K] local experts, kNoExpert for none
-  const int32_t* tokens;          // [count] on their sources
-  const int64_t* layout_range;    // [R] of the sources
-  const int32_t* rounded_counts;  // [E_local] how often `local` names each, rounded up
+  const int32_t* local;             // [count][K] local experts, kNoExpert for none
+  const int32_t* tokens;            // [count] on their sources
+  const mep_range_t* layout_range;  // [R] of the sources
+  const int32_t* rounded_counts;    // [E_local] how often `local` names each, rounded up
 };
 
 class EpExpansion {
@@ -57,7 +57,7 @@ class EpExpansion {
   int32_t* tokens() const { return reinterpret_cast<int32_t*>(memory_.get() + tokens_at_); }
   std::byte* y() const { return memory_.get() + y_at_; }
   const int32_t* slots() const { return slots_.data(); }  // [R * M][K] the expanded row, -1: none
-  const std::vector<int64_t>& layout_range() const { return layout_range_; }  // [E_local][R]
+  const std::vector<mep_range_t>& layout_range() const { return layout_range_; }  // [E_local][R]
 
  private:
   struct Unmap {
@@ -77,10 +77,10 @@ class EpExpansion {
   int64_t received_ = 0, placed_ = 0, total_ = 0;    // rows; expanded ones; with padding
   std::vector<uint8_t> x_written_, scales_written_;  // [X] 0: the row is zeros
   std::vector<int32_t> slots_;
-  std::vector<int64_t> rows_end_;      // [E_local] of each group, before its padding
-  std::vector<int64_t> group_end_;     // [E_local] with padding
-  std::vector<int64_t> layout_range_;  // [E_local][R]
-  std::vector<float> folded_values_;   // [R * M][K]
+  std::vector<int64_t> rows_end_;          // [E_local] of each group, before its padding
+  std::vector<int64_t> group_end_;         // [E_local] with padding
+  std::vector<mep_range_t> layout_range_;  // [E_local][R]
+  std::vector<float> folded_values_;       // [R * M][K]
 };
 
 }  // namespace mep

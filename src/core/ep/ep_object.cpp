@@ -96,7 +96,7 @@ mep_result_t EpObject::check_config(const EpShape& given, const EpDeviceOptions&
   } fields[] = {{"max_tokens_per_rank", given.max_tokens, shape_.max_tokens},
                 {"hidden", given.hidden, shape_.hidden},
                 {"top_k", given.top_k, shape_.top_k},
-                {"mode", given.mode, shape_.mode},
+                {"layout", given.layout, shape_.layout},
                 {"expert_alignment", given.expert_alignment, shape_.expert_alignment},
                 {"num_experts", given.experts, shape_.experts},
                 {"experts_per_rank", given.local_experts, shape_.local_experts},
@@ -106,7 +106,6 @@ mep_result_t EpObject::check_config(const EpShape& given, const EpDeviceOptions&
                 {"wire_type", given.wire_type, shape_.wire_type},
                 {"combine_type", given.combine_type, shape_.combine_type},
                 {"scale_type", given.scale_type, shape_.scale_type},
-                {"receive_layout", given.receive_layout, shape_.receive_layout},
                 {"scale_layout", options.column_major, options_.column_major}};
   for (const auto& each : fields) {
     if (each.mine == each.theirs) continue;

@@ -124,9 +124,7 @@ void EpBuffer::copy_expanded(const mep_dispatch_receive_t& outputs) {
 bool EpBuffer::fold_rows(uint32_t target, const mep_combine_send_t& input,
                          const PostingScope& posting) {
   const auto* const y = static_cast<const std::byte*>(input.y);
-  const auto range = static_cast<uint64_t>(layout_range_[target]);
-  const uint64_t first = range >> 32;
-  const uint64_t count = range & 0xffffffff;
+  const auto [first, count] = Rows(layout_range_[target]);
   for (uint64_t row = first; row < first + count; ++row) {
     if (!posting.allowed()) return false;
     expansion_.fold(row, y, combine_out() + row * shape_.combine_row_bytes());
@@ -138,13 +136,11 @@ bool EpBuffer::fold_rows(uint32_t target, const mep_combine_send_t& input,
 // Values for the rows of `target`, in their order there. The mark behind them says that they are of this use; it comes
 // before the combine word.
 mep_result_t EpBuffer::put_weights(uint32_t target, const float* weights) const {
-  const auto range = static_cast<uint64_t>(layout_range_[target]);
-  const uint64_t count = range & 0xffffffff;
+  const auto [begin, count] = Rows(layout_range_[target]);
   if (count == 0) return MEP_SUCCESS;
   const Remote& remote = windows_[target];
   const uint64_t bytes = count * shape_.top_k * sizeof(float);
-  MEP_TRY(
-      remote.put(layout_.weights_in(shape_.rank), weights + (range >> 32) * shape_.top_k, bytes));
+  MEP_TRY(remote.put(layout_.weights_in(shape_.rank), weights + begin * shape_.top_k, bytes));
   return remote.put(layout_.weights_in_mark(shape_.rank), &current_->mark, sizeof current_->mark);
 }
 

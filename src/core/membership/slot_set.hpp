@@ -7,9 +7,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "mep.h"
+
 namespace mep::membership {
 
-constexpr uint32_t kMaxSlots = 4096;
+constexpr uint32_t kMaxSlots = MEP_MAX_RANKS;
 constexpr uint32_t kNoSlot = UINT32_MAX;
 
 class SlotSet {

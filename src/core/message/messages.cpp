@@ -245,7 +245,7 @@ mep_result_t Messages::describe(const MessageOperation& operation, mep_op_info_t
   OperationRecord record;
   record.epoch = operation.has_ended() ? operation.epoch : epoch_;
   record.seq = operation.number;
-  record.result = operation.has_ended() ? operation.result : MEP_ERR_BUSY;
+  record.result = operation.has_ended() ? operation.result : MEP_IN_PROGRESS;
   record.contributors.assign(rank_words(comm_.size()), 0);
   record.failed.assign(rank_words(comm_.size()), 0);
   const bool went_well = operation.has_ended() && operation.result == MEP_SUCCESS;

@@ -16,8 +16,7 @@ enum { kOperationsPerBarrier = 20, kPauseUs = 2000 };
 
 static int start(mep_comm_t* comm) {
   mep_comm_config_t config;
-  mep_comm_config_init(&config, sizeof config);
-  config.struct_size = sizeof config;
+  mep_comm_config_defaults(&config);
   config.flags = MEP_COMM_AUTO_RECOVER;
   const char* join = getenv("MEP_JOIN");
   const int joins = join != NULL && strcmp(join, "1") == 0;

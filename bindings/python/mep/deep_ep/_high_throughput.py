@@ -46,9 +46,9 @@ class HighThroughput:
         wire = "float8_e4m3" if is_fp8 else "bfloat16"
         key = (most, hidden, top_k, experts, wire, alignment)
         options = dict(max_tokens_per_rank=most, hidden=hidden, top_k=top_k, num_experts=experts, input_type=wire,
-                       num_buffers=BUFFERS, mode="high_throughput", name="deep_ep-normal-" + "-".join(map(str, key)))
+                       num_buffers=BUFFERS, layout="high_throughput", name="deep_ep-normal-" + "-".join(map(str, key)))
         if alignment:
-            options.update(receive_layout="expanded", expert_alignment=alignment, row_memory=False)
+            options.update(layout="expanded", expert_alignment=alignment, row_memory=False)
         ep: mep.Ep = self._calls.again(lambda: self._made(options))
         self._eps.append(ep)
         return ep

@@ -43,15 +43,20 @@ inline DispatchInputs dispatch_inputs(const EpGeometry& g, const mep_dispatch_se
           args.x_scales_stride_bytes != 0 ? args.x_scales_stride_bytes : scale_row};
 }
 
+// Kernels write a range as one word. It lies on 8 bytes.
+inline int64_t* range_words(mep_range_t* ranges) {
+  return reinterpret_cast<int64_t*>(ranges);
+}
+
 inline DispatchOutputs dispatch_outputs(const EpGeometry& g, const mep_dispatch_receive_t& args) {
   DispatchOutputs out{};
   out.recv_count[0] = args.recv_count;
   out.recv_count[1] = args.recv_count_host;
-  out.layout_range[0] = args.token_range;
+  out.layout_range[0] = range_words(args.token_range);
   out.recv_total = args.recv_total;
   if ((args.flags & MEP_DISPATCH_ROWS_LATER) != 0) return out;
   // Those of expanded rows come later.
-  if (g.expanded.rows == 0) out.layout_range[1] = args.layout_range;
+  if (g.expanded.rows == 0) out.layout_range[1] = range_words(args.layout_range);
   out.recv_x = static_cast<std::byte*>(args.recv_x);
   out.recv_scales = static_cast<std::byte*>(args.recv_scales);
   out.src_info = args.src_info;
@@ -89,7 +94,7 @@ inline ExpandedOutputs expanded_outputs(const EpGeometry& g, std::byte* kept,
   out.weights[0] = reinterpret_cast<float*>(kept + layout.weights);
   out.weights[1] = args.recv_topk_weights;
   out.ranges[0] = reinterpret_cast<int64_t*>(kept + layout.ranges);
-  out.ranges[1] = args.layout_range;
+  out.ranges[1] = range_words(args.layout_range);
   return out;
 }
 

@@ -129,9 +129,9 @@ std::shared_ptr<HighThroughput::Spot> HighThroughput::send(
     received->ranges.resize(static_cast<size_t>(ranks_));
     received->counts.resize(static_cast<size_t>(use->experts / ranks_));
   } else if (received->awaited) {
-    receive.token_range = lane->host_ranges.data_ptr<int64_t>();
+    receive.token_range = reinterpret_cast<mep_range_t*>(lane->host_ranges.data_ptr<int64_t>());
     receive.recv_count_host = lane->host_counts.data_ptr<int32_t>();
-    std::fill_n(receive.token_range, ranks_, -1);
+    std::fill_n(receive.token_range, ranks_, mep_range_t{-1, -1});
     std::fill_n(receive.recv_count_host, lane->host_counts.numel(), -1);
   }
   fill(*received, &receive);
@@ -212,7 +212,8 @@ void HighThroughput::make_beside(const Use& use, bool is_exact, bool is_weighted
 
 void HighThroughput::fill(const Received& received, mep_dispatch_receive_t* receive) const {
   if (!is_on_gpu()) {
-    receive->token_range = const_cast<int64_t*>(received.ranges.data());
+    receive->token_range =
+        reinterpret_cast<mep_range_t*>(const_cast<int64_t*>(received.ranges.data()));
     receive->recv_count = const_cast<int32_t*>(received.counts.data());
   }
   if (!received.values.defined()) return;

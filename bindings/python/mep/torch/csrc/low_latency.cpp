@@ -92,7 +92,7 @@ mep_result_t LowLatencyLanes::Dispatch::call(mep_ep_handle_t handle, mep_stream_
   mep_dispatch_receive_t receive;
   mep_dispatch_receive_defaults(&receive);
   receive.recv_count = count.data_ptr<int32_t>();
-  receive.layout_range = ranges.data_ptr<int64_t>();
+  receive.layout_range = reinterpret_cast<mep_range_t*>(ranges.data_ptr<int64_t>());
   if (!count.is_cuda()) {
     receive.src_info = info.data_ptr<int32_t>();
     if (statistics.has_value()) {
