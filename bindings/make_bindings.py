@@ -80,7 +80,7 @@ def functions(rows):
         yield row, row["name"], TAKES[row["takes"]] + ["comm", "stream"]
     for row in rows:
         if row["forms"] == "Both":
-            yield row, "i" + row["name"], TAKES[row["takes"]] + ["comm", "request"]
+            yield row, "i" + row["name"], TAKES[row["takes"]] + ["comm", "stream", "request"]
 
 
 def wrapped(head, items, tail, indent, width):
@@ -131,7 +131,7 @@ def c_text(rows):
             lines += wrapped("  const CollectiveArgs args{", [f".{a} = {b}" for a, b in fields], "};", 28, 100)
         args = "args" if fields else "CollectiveArgs()"
         kind = f"Collective::k_{row['name']}"
-        lines.append(f"  return mep::start_request(comm, {kind}, {args}, request);" if "request" in parameters
+        lines.append(f"  return mep::start_request(comm, {kind}, {args}, stream, request);" if "request" in parameters
                      else f"  return mep::run<{kind}>({args}, comm, stream);")
         lines.append("}")
     return "\n".join(lines + [""])
@@ -275,7 +275,7 @@ def fortran_function(name, c_name, parameters, arguments, notes=(), block_of=Non
     given = arguments + [passed(each) for each in rest]
     lines = [f"  ! {note}" for note in notes]
     # Parameters that may be left out stand at the end.
-    parameters = [each for each in parameters if each not in DISPLS] + [each for each in parameters if each in DISPLS]
+    parameters = sorted(parameters, key=lambda each: (each in DISPLS, each == "stream"))
     lines += broken(f"  integer(c_int32_t) function mep_{name}({', '.join(parameters)}) result(code)", 6)
     lines += declarations(parameters, DECLARATIONS, 4)
     call = f"code = c_{c_name}({', '.join(given)})"

@@ -41,7 +41,7 @@ int run() {
   std::iota(values.begin(), values.end(), rank);  // rank, rank + 1, ...
   mep_request_t request = nullptr;
   must(mep_iallreduce(values.data(), values.data(), values.size(), MEP_INT64, MEP_SUM, comm.get(),
-                      &request));
+                      nullptr, &request));
 
   double work = 0;  // something else to do meanwhile; `values` belongs to the request
   for (int i = 1; i < 100000; ++i) work += 1.0 / i;

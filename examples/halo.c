@@ -42,13 +42,15 @@ static double* exchange_and_relax(double* u, double* next, int32_t left, int32_t
      * messages of one sender are received in the order in which they were sent. */
     mep_request_t requests[4] = {NULL, NULL, NULL, NULL};
     if (left >= 0) {
-      must(mep_irecv(&u[0], 1, MEP_FLOAT64, left, kHalo, comm, NULL, &requests[0]), "mep_irecv");
-      must(mep_isend(&u[1], 1, MEP_FLOAT64, left, kHalo, comm, &requests[1]), "mep_isend");
+      must(mep_irecv(&u[0], 1, MEP_FLOAT64, left, kHalo, comm, NULL, NULL, &requests[0]),
+           "mep_irecv");
+      must(mep_isend(&u[1], 1, MEP_FLOAT64, left, kHalo, comm, NULL, &requests[1]), "mep_isend");
     }
     if (right >= 0) {
-      must(mep_irecv(&u[kCells + 1], 1, MEP_FLOAT64, right, kHalo, comm, NULL, &requests[2]),
+      must(mep_irecv(&u[kCells + 1], 1, MEP_FLOAT64, right, kHalo, comm, NULL, NULL, &requests[2]),
            "mep_irecv");
-      must(mep_isend(&u[kCells], 1, MEP_FLOAT64, right, kHalo, comm, &requests[3]), "mep_isend");
+      must(mep_isend(&u[kCells], 1, MEP_FLOAT64, right, kHalo, comm, NULL, &requests[3]),
+           "mep_isend");
     }
     relax(u, next, 2, kCells - 1); /* these need no neighbour */
     must(mep_request_waitall(4, requests, UINT32_MAX, NULL), "mep_request_waitall");

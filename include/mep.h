@@ -324,7 +324,7 @@ static inline void mep_op_info_defaults(mep_op_info_t* info) {
  * MEP_ERR_THREAD. Does not block. 0.1 */
 MEP_API mep_result_t mep_comm_last_op(mep_comm_t comm, mep_op_info_t* info);
 
-/* An operation's statement about itself when it ends, in memory of the caller. For an operation on a stream this
+/* The statement of a dispatch or combine about itself when it ends, in memory of the caller. On a stream this
  * is pinned or device memory, and the GPU writes it. The caller gives where it lies, on 8 bytes, and how many bytes are
  * there: as many as mep_op_status_size() says, more, or fewer down to this header. Behind it lies the bitmap
  * of failed ranks, see mep_op_status_failed(): as many words as the comm's size needs, or as fit. Nothing is
@@ -354,17 +354,6 @@ static inline const uint64_t* mep_op_status_failed(const mep_op_status_t* status
 /* First failure of the comm's stream operations since the last call, MEP_SUCCESS if none. Does not
  * block. MEP_ERR_UNSUPPORTED on a host communicator. 0.1 */
 MEP_API mep_result_t mep_comm_async_result(mep_comm_t comm);
-
-/* Where collectives that are enqueued on comm from now on write how they ended, in `bytes` bytes, until
- * another place is set; NULL: nowhere, as at first. The GPU writes the record when the operation ends, well or
- * not, before the stream goes on. So a caller of several operations finds the last one's, unless each has its
- * own place: setting one costs no more than the call. A graph keeps the place that was set when it was captured.
- * The status of an operation that was refused because of an earlier failure has seq 0, since it took no number,
- * and no failed ranks. A call that returns an error enqueues and writes nothing. The memory belongs to the
- * operations until their streams have run them. Errors: MEP_ERR_INVALID_ARGUMENT (fewer bytes than the header, not
- * on 8 bytes, memory that the comm's GPU cannot write), MEP_ERR_UNSUPPORTED (a host communicator: see
- * mep_comm_last_op), MEP_ERR_THREAD. Does not block. 0.2 */
-MEP_API mep_result_t mep_comm_set_op_status(mep_comm_t comm, mep_op_status_t* status, size_t bytes);
 
 /* ------------------------------------------------------------------------------------------------
  * Counters
@@ -552,48 +541,57 @@ MEP_API mep_result_t mep_alltoallv(const void* sendbuf, void* recvbuf, const uin
  * With MEP_COMM_PROGRESS_THREAD progress needs no call: whatever is pending on any comm of the world goes on,
  * also to its timeout and through changes of the membership. No call is refused because of that thread; one may
  * have to wait for it, for as long as a step takes. Without anything pending it sleeps.
- * Host communicators only. Further error: MEP_ERR_NO_MEMORY. 0.1; with counts 0.2 */
-MEP_API mep_result_t mep_ibarrier(mep_comm_t comm, mep_request_t* request);
+ * On a communicator with a GPU they are enqueued on stream as the blocking forms are, and the request is done when the
+ * operation has ended on the GPU. Its result and the failed ranks are that operation's, which mep_comm_async_result tells
+ * of besides; contributors and MEP_OP_INPUT_INTACT are not told. MEP_FOREVER waits as long as the stream takes. Up to
+ * MEP_MAX_STREAM_REQUESTS of a comm at one time. In a graph: MEP_ERR_UNSUPPORTED, capture the blocking form.
+ * Further error: MEP_ERR_NO_MEMORY. 0.1; with counts 0.2; on GPUs 0.3 */
+enum { MEP_MAX_STREAM_REQUESTS = 256 };
+
+MEP_API mep_result_t mep_ibarrier(mep_comm_t comm, mep_stream_t stream, mep_request_t* request);
 MEP_API mep_result_t mep_ibroadcast(const void* sendbuf, void* recvbuf, size_t count,
                                     mep_dtype_t dtype, int32_t root, mep_comm_t comm,
-                                    mep_request_t* request);
+                                    mep_stream_t stream, mep_request_t* request);
 MEP_API mep_result_t mep_iallgather(const void* sendbuf, void* recvbuf, size_t count,
-                                    mep_dtype_t dtype, mep_comm_t comm, mep_request_t* request);
+                                    mep_dtype_t dtype, mep_comm_t comm, mep_stream_t stream,
+                                    mep_request_t* request);
 MEP_API mep_result_t mep_iallreduce(const void* sendbuf, void* recvbuf, size_t count,
                                     mep_dtype_t dtype, mep_op_t op, mep_comm_t comm,
-                                    mep_request_t* request);
+                                    mep_stream_t stream, mep_request_t* request);
 MEP_API mep_result_t mep_ireduce(const void* sendbuf, void* recvbuf, size_t count,
                                  mep_dtype_t dtype, mep_op_t op, int32_t root, mep_comm_t comm,
-                                 mep_request_t* request);
+                                 mep_stream_t stream, mep_request_t* request);
 MEP_API mep_result_t mep_igather(const void* sendbuf, void* recvbuf, size_t count,
                                  mep_dtype_t dtype, int32_t root, mep_comm_t comm,
-                                 mep_request_t* request);
+                                 mep_stream_t stream, mep_request_t* request);
 MEP_API mep_result_t mep_iscatter(const void* sendbuf, void* recvbuf, size_t count,
                                   mep_dtype_t dtype, int32_t root, mep_comm_t comm,
-                                  mep_request_t* request);
+                                  mep_stream_t stream, mep_request_t* request);
 MEP_API mep_result_t mep_ireduce_scatter(const void* sendbuf, void* recvbuf, size_t count,
                                          mep_dtype_t dtype, mep_op_t op, mep_comm_t comm,
-                                         mep_request_t* request);
+                                         mep_stream_t stream, mep_request_t* request);
 MEP_API mep_result_t mep_ialltoall(const void* sendbuf, void* recvbuf, size_t count,
-                                   mep_dtype_t dtype, mep_comm_t comm, mep_request_t* request);
+                                   mep_dtype_t dtype, mep_comm_t comm, mep_stream_t stream,
+                                   mep_request_t* request);
 MEP_API mep_result_t mep_iallgatherv(const void* sendbuf, void* recvbuf, const uint64_t* counts,
                                      const uint64_t* displs, mep_dtype_t dtype, mep_comm_t comm,
-                                     mep_request_t* request);
+                                     mep_stream_t stream, mep_request_t* request);
 MEP_API mep_result_t mep_igatherv(const void* sendbuf, void* recvbuf, size_t count,
                                   const uint64_t* counts, const uint64_t* displs, mep_dtype_t dtype,
-                                  int32_t root, mep_comm_t comm, mep_request_t* request);
+                                  int32_t root, mep_comm_t comm, mep_stream_t stream,
+                                  mep_request_t* request);
 MEP_API mep_result_t mep_iscatterv(const void* sendbuf, void* recvbuf, size_t count,
                                    const uint64_t* counts, const uint64_t* displs,
                                    mep_dtype_t dtype, int32_t root, mep_comm_t comm,
-                                   mep_request_t* request);
+                                   mep_stream_t stream, mep_request_t* request);
 MEP_API mep_result_t mep_ireduce_scatterv(const void* sendbuf, void* recvbuf,
                                           const uint64_t* counts, const uint64_t* displs,
                                           mep_dtype_t dtype, mep_op_t op, mep_comm_t comm,
-                                          mep_request_t* request);
+                                          mep_stream_t stream, mep_request_t* request);
 MEP_API mep_result_t mep_ialltoallv(const void* sendbuf, void* recvbuf, const uint64_t* sendcounts,
                                     const uint64_t* senddispls, const uint64_t* recvcounts,
                                     const uint64_t* recvdispls, mep_dtype_t dtype, mep_comm_t comm,
-                                    mep_request_t* request);
+                                    mep_stream_t stream, mep_request_t* request);
 
 /* Waits at most timeout_ms (MEP_FOREVER: until the operation's own timeout). Done: returns the
  * operation's result, frees the request and sets *request NULL. Not done in time: MEP_IN_PROGRESS.
@@ -725,10 +723,11 @@ MEP_API mep_result_t mep_sendrecv(const void* sendbuf, size_t sendcount, int32_t
 /* Nonblocking forms, as those of the collectives; but messages do not wait for what was called before them.
  * message (or NULL) belongs to the operation until the request is done. 0.2 */
 MEP_API mep_result_t mep_isend(const void* buffer, size_t count, mep_dtype_t dtype, int32_t dest,
-                               int32_t tag, mep_comm_t comm, mep_request_t* request);
+                               int32_t tag, mep_comm_t comm, mep_stream_t stream,
+                               mep_request_t* request);
 MEP_API mep_result_t mep_irecv(void* buffer, size_t count, mep_dtype_t dtype, int32_t source,
                                int32_t tag, mep_comm_t comm, mep_message_t* message,
-                               mep_request_t* request);
+                               mep_stream_t stream, mep_request_t* request);
 
 /* Waits for a message that a receive with this source and tag would take now, and leaves it there. Blocks, at
  * most the comm's timeout; a revoke ends it with MEP_ERR_REVOKED. message as of mep_recv. 0.2 */

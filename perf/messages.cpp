@@ -134,11 +134,12 @@ class MepMessages : public MessageSide {
   }
   void begin_send(const void* data, size_t bytes, int peer) override {
     mep_request_t& request = requests_.emplace_back();
-    require(mep_isend(data, bytes, MEP_UINT8, peer, 0, comm_, &request), "mep_isend");
+    require(mep_isend(data, bytes, MEP_UINT8, peer, 0, comm_, nullptr, &request), "mep_isend");
   }
   void begin_receive(void* data, size_t bytes, int peer) override {
     mep_request_t& request = requests_.emplace_back();
-    require(mep_irecv(data, bytes, MEP_UINT8, peer, 0, comm_, nullptr, &request), "mep_irecv");
+    require(mep_irecv(data, bytes, MEP_UINT8, peer, 0, comm_, nullptr, nullptr, &request),
+            "mep_irecv");
   }
   void wait() override {
     constexpr uint32_t kUntilTimeout = 0xffffffff;

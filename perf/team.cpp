@@ -19,7 +19,7 @@ class MepTeam : public Team {
   void barrier() override { require(mep_barrier(comm_, nullptr), "mep_barrier"); }
   void wait_quietly() override {
     mep_request_t request = nullptr;
-    require(mep_ibarrier(comm_, &request), "mep_ibarrier");
+    require(mep_ibarrier(comm_, nullptr, &request), "mep_ibarrier");
     int32_t is_done = 0;
     while (true) {
       require(mep_request_test(&request, &is_done, nullptr), "mep_request_test");

@@ -138,13 +138,6 @@ module mep_c
       type(mep_comm_stats_t), intent(inout) :: stats
     end function mep_comm_stats
 
-    integer(c_int32_t) function mep_comm_set_op_status(comm, status, bytes) bind(C)
-      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t
-      type(mep_comm_t), value :: comm
-      type(c_ptr), value :: status
-      integer(c_size_t), value :: bytes
-    end function mep_comm_set_op_status
-
     ! ---- requests -------------------------------------------------------------------------------
     integer(c_int32_t) function mep_request_wait(request, timeout_ms, info) bind(C)
       import :: c_int32_t, mep_request_t, mep_op_info_t

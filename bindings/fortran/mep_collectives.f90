@@ -303,179 +303,203 @@ contains
         given(stream))
   end function mep_alltoallv
 
-  integer(c_int32_t) function mep_ibarrier(comm, request) result(code)
+  integer(c_int32_t) function mep_ibarrier(comm, request, stream) result(code)
     type(mep_comm_t), intent(in) :: comm
     type(mep_request_t), intent(out) :: request
-    code = c_ibarrier(comm, request)
+    type(c_ptr), intent(in), optional :: stream
+    code = c_ibarrier(comm, given(stream), request)
   end function mep_ibarrier
 
-  integer(c_int32_t) function mep_ibroadcast(sendbuf, recvbuf, count, dtype, root, comm, request) &
-      result(code)
+  integer(c_int32_t) function mep_ibroadcast(sendbuf, recvbuf, count, dtype, root, comm, request, &
+      stream) result(code)
     type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
     type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
     integer(c_size_t), intent(in) :: count
     integer(c_int32_t), intent(in) :: dtype, root
     type(mep_comm_t), intent(in) :: comm
     type(mep_request_t), intent(out) :: request
-    code = c_ibroadcast(c_loc(sendbuf), c_loc(recvbuf), count, dtype, root, comm, request)
+    type(c_ptr), intent(in), optional :: stream
+    code = c_ibroadcast(c_loc(sendbuf), c_loc(recvbuf), count, dtype, root, comm, given(stream), &
+        request)
   end function mep_ibroadcast
 
-  integer(c_int32_t) function mep_ibroadcast_in_place(buffer, count, dtype, root, comm, request) &
-      result(code)
+  integer(c_int32_t) function mep_ibroadcast_in_place(buffer, count, dtype, root, comm, request, &
+      stream) result(code)
     type(*), dimension(..), asynchronous, contiguous, target :: buffer
     integer(c_size_t), intent(in) :: count
     integer(c_int32_t), intent(in) :: dtype, root
     type(mep_comm_t), intent(in) :: comm
     type(mep_request_t), intent(out) :: request
-    code = c_ibroadcast(c_loc(buffer), c_loc(buffer), count, dtype, root, comm, request)
+    type(c_ptr), intent(in), optional :: stream
+    code = c_ibroadcast(c_loc(buffer), c_loc(buffer), count, dtype, root, comm, given(stream), &
+        request)
   end function mep_ibroadcast_in_place
 
-  integer(c_int32_t) function mep_iallgather(sendbuf, recvbuf, count, dtype, comm, request) &
-      result(code)
+  integer(c_int32_t) function mep_iallgather(sendbuf, recvbuf, count, dtype, comm, request, &
+      stream) result(code)
     type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
     type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
     integer(c_size_t), intent(in) :: count
     integer(c_int32_t), intent(in) :: dtype
     type(mep_comm_t), intent(in) :: comm
     type(mep_request_t), intent(out) :: request
-    code = c_iallgather(c_loc(sendbuf), c_loc(recvbuf), count, dtype, comm, request)
+    type(c_ptr), intent(in), optional :: stream
+    code = c_iallgather(c_loc(sendbuf), c_loc(recvbuf), count, dtype, comm, given(stream), request)
   end function mep_iallgather
 
   ! The rank's own block of recvbuf is its input.
-  integer(c_int32_t) function mep_iallgather_in_place(recvbuf, count, dtype, comm, request) &
-      result(code)
+  integer(c_int32_t) function mep_iallgather_in_place(recvbuf, count, dtype, comm, request, &
+      stream) result(code)
     type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
     integer(c_size_t), intent(in) :: count
     integer(c_int32_t), intent(in) :: dtype
     type(mep_comm_t), intent(in) :: comm
     type(mep_request_t), intent(out) :: request
+    type(c_ptr), intent(in), optional :: stream
     type(c_ptr) :: block
     code = own_block(c_loc(recvbuf), count, dtype, comm, block)
     if (code /= MEP_SUCCESS) return
-    code = c_iallgather(block, c_loc(recvbuf), count, dtype, comm, request)
+    code = c_iallgather(block, c_loc(recvbuf), count, dtype, comm, given(stream), request)
   end function mep_iallgather_in_place
 
-  integer(c_int32_t) function mep_iallreduce(sendbuf, recvbuf, count, dtype, op, comm, request) &
-      result(code)
+  integer(c_int32_t) function mep_iallreduce(sendbuf, recvbuf, count, dtype, op, comm, request, &
+      stream) result(code)
     type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
     type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
     integer(c_size_t), intent(in) :: count
     integer(c_int32_t), intent(in) :: dtype, op
     type(mep_comm_t), intent(in) :: comm
     type(mep_request_t), intent(out) :: request
-    code = c_iallreduce(c_loc(sendbuf), c_loc(recvbuf), count, dtype, op, comm, request)
+    type(c_ptr), intent(in), optional :: stream
+    code = c_iallreduce(c_loc(sendbuf), c_loc(recvbuf), count, dtype, op, comm, given(stream), &
+        request)
   end function mep_iallreduce
 
-  integer(c_int32_t) function mep_iallreduce_in_place(buffer, count, dtype, op, comm, request) &
-      result(code)
+  integer(c_int32_t) function mep_iallreduce_in_place(buffer, count, dtype, op, comm, request, &
+      stream) result(code)
     type(*), dimension(..), asynchronous, contiguous, target :: buffer
     integer(c_size_t), intent(in) :: count
     integer(c_int32_t), intent(in) :: dtype, op
     type(mep_comm_t), intent(in) :: comm
     type(mep_request_t), intent(out) :: request
-    code = c_iallreduce(c_loc(buffer), c_loc(buffer), count, dtype, op, comm, request)
+    type(c_ptr), intent(in), optional :: stream
+    code = c_iallreduce(c_loc(buffer), c_loc(buffer), count, dtype, op, comm, given(stream), &
+        request)
   end function mep_iallreduce_in_place
 
-  integer(c_int32_t) function mep_ireduce(sendbuf, recvbuf, count, dtype, op, root, comm, request) &
-      result(code)
+  integer(c_int32_t) function mep_ireduce(sendbuf, recvbuf, count, dtype, op, root, comm, request, &
+      stream) result(code)
     type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
     type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
     integer(c_size_t), intent(in) :: count
     integer(c_int32_t), intent(in) :: dtype, op, root
     type(mep_comm_t), intent(in) :: comm
     type(mep_request_t), intent(out) :: request
-    code = c_ireduce(c_loc(sendbuf), c_loc(recvbuf), count, dtype, op, root, comm, request)
+    type(c_ptr), intent(in), optional :: stream
+    code = c_ireduce(c_loc(sendbuf), c_loc(recvbuf), count, dtype, op, root, comm, given(stream), &
+        request)
   end function mep_ireduce
 
   ! For root; the others call mep_ireduce.
-  integer(c_int32_t) function mep_ireduce_in_place(buffer, count, dtype, op, root, comm, request) &
-      result(code)
+  integer(c_int32_t) function mep_ireduce_in_place(buffer, count, dtype, op, root, comm, request, &
+      stream) result(code)
     type(*), dimension(..), asynchronous, contiguous, target :: buffer
     integer(c_size_t), intent(in) :: count
     integer(c_int32_t), intent(in) :: dtype, op, root
     type(mep_comm_t), intent(in) :: comm
     type(mep_request_t), intent(out) :: request
-    code = c_ireduce(c_loc(buffer), c_loc(buffer), count, dtype, op, root, comm, request)
+    type(c_ptr), intent(in), optional :: stream
+    code = c_ireduce(c_loc(buffer), c_loc(buffer), count, dtype, op, root, comm, given(stream), &
+        request)
   end function mep_ireduce_in_place
 
-  integer(c_int32_t) function mep_igather(sendbuf, recvbuf, count, dtype, root, comm, request) &
-      result(code)
+  integer(c_int32_t) function mep_igather(sendbuf, recvbuf, count, dtype, root, comm, request, &
+      stream) result(code)
     type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
     type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
     integer(c_size_t), intent(in) :: count
     integer(c_int32_t), intent(in) :: dtype, root
     type(mep_comm_t), intent(in) :: comm
     type(mep_request_t), intent(out) :: request
-    code = c_igather(c_loc(sendbuf), c_loc(recvbuf), count, dtype, root, comm, request)
+    type(c_ptr), intent(in), optional :: stream
+    code = c_igather(c_loc(sendbuf), c_loc(recvbuf), count, dtype, root, comm, given(stream), &
+        request)
   end function mep_igather
 
   ! The rank's own block of recvbuf is its input.
   ! For root; the others call mep_igather.
-  integer(c_int32_t) function mep_igather_in_place(recvbuf, count, dtype, root, comm, request) &
-      result(code)
+  integer(c_int32_t) function mep_igather_in_place(recvbuf, count, dtype, root, comm, request, &
+      stream) result(code)
     type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
     integer(c_size_t), intent(in) :: count
     integer(c_int32_t), intent(in) :: dtype, root
     type(mep_comm_t), intent(in) :: comm
     type(mep_request_t), intent(out) :: request
+    type(c_ptr), intent(in), optional :: stream
     type(c_ptr) :: block
     code = own_block(c_loc(recvbuf), count, dtype, comm, block)
     if (code /= MEP_SUCCESS) return
-    code = c_igather(block, c_loc(recvbuf), count, dtype, root, comm, request)
+    code = c_igather(block, c_loc(recvbuf), count, dtype, root, comm, given(stream), request)
   end function mep_igather_in_place
 
-  integer(c_int32_t) function mep_iscatter(sendbuf, recvbuf, count, dtype, root, comm, request) &
-      result(code)
+  integer(c_int32_t) function mep_iscatter(sendbuf, recvbuf, count, dtype, root, comm, request, &
+      stream) result(code)
     type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
     type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
     integer(c_size_t), intent(in) :: count
     integer(c_int32_t), intent(in) :: dtype, root
     type(mep_comm_t), intent(in) :: comm
     type(mep_request_t), intent(out) :: request
-    code = c_iscatter(c_loc(sendbuf), c_loc(recvbuf), count, dtype, root, comm, request)
+    type(c_ptr), intent(in), optional :: stream
+    code = c_iscatter(c_loc(sendbuf), c_loc(recvbuf), count, dtype, root, comm, given(stream), &
+        request)
   end function mep_iscatter
 
   ! The rank's own block of buffer is its output.
   ! For root; the others call mep_iscatter.
-  integer(c_int32_t) function mep_iscatter_in_place(buffer, count, dtype, root, comm, request) &
-      result(code)
+  integer(c_int32_t) function mep_iscatter_in_place(buffer, count, dtype, root, comm, request, &
+      stream) result(code)
     type(*), dimension(..), asynchronous, contiguous, target :: buffer
     integer(c_size_t), intent(in) :: count
     integer(c_int32_t), intent(in) :: dtype, root
     type(mep_comm_t), intent(in) :: comm
     type(mep_request_t), intent(out) :: request
+    type(c_ptr), intent(in), optional :: stream
     type(c_ptr) :: block
     code = own_block(c_loc(buffer), count, dtype, comm, block)
     if (code /= MEP_SUCCESS) return
-    code = c_iscatter(c_loc(buffer), block, count, dtype, root, comm, request)
+    code = c_iscatter(c_loc(buffer), block, count, dtype, root, comm, given(stream), request)
   end function mep_iscatter_in_place
 
   integer(c_int32_t) function mep_ireduce_scatter(sendbuf, recvbuf, count, dtype, op, comm, &
-      request) result(code)
+      request, stream) result(code)
     type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
     type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
     integer(c_size_t), intent(in) :: count
     integer(c_int32_t), intent(in) :: dtype, op
     type(mep_comm_t), intent(in) :: comm
     type(mep_request_t), intent(out) :: request
-    code = c_ireduce_scatter(c_loc(sendbuf), c_loc(recvbuf), count, dtype, op, comm, request)
+    type(c_ptr), intent(in), optional :: stream
+    code = c_ireduce_scatter(c_loc(sendbuf), c_loc(recvbuf), count, dtype, op, comm, &
+        given(stream), request)
   end function mep_ireduce_scatter
 
   ! The rank's own block of buffer is its output.
   integer(c_int32_t) function mep_ireduce_scatter_in_place(buffer, count, dtype, op, comm, &
-      request) result(code)
+      request, stream) result(code)
     type(*), dimension(..), asynchronous, contiguous, target :: buffer
     integer(c_size_t), intent(in) :: count
     integer(c_int32_t), intent(in) :: dtype, op
     type(mep_comm_t), intent(in) :: comm
     type(mep_request_t), intent(out) :: request
+    type(c_ptr), intent(in), optional :: stream
     type(c_ptr) :: block
     code = own_block(c_loc(buffer), count, dtype, comm, block)
     if (code /= MEP_SUCCESS) return
-    code = c_ireduce_scatter(c_loc(buffer), block, count, dtype, op, comm, request)
+    code = c_ireduce_scatter(c_loc(buffer), block, count, dtype, op, comm, given(stream), request)
   end function mep_ireduce_scatter_in_place
 
-  integer(c_int32_t) function mep_ialltoall(sendbuf, recvbuf, count, dtype, comm, request) &
+  integer(c_int32_t) function mep_ialltoall(sendbuf, recvbuf, count, dtype, comm, request, stream) &
       result(code)
     type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
     type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
@@ -483,24 +507,26 @@ contains
     integer(c_int32_t), intent(in) :: dtype
     type(mep_comm_t), intent(in) :: comm
     type(mep_request_t), intent(out) :: request
-    code = c_ialltoall(c_loc(sendbuf), c_loc(recvbuf), count, dtype, comm, request)
+    type(c_ptr), intent(in), optional :: stream
+    code = c_ialltoall(c_loc(sendbuf), c_loc(recvbuf), count, dtype, comm, given(stream), request)
   end function mep_ialltoall
 
   integer(c_int32_t) function mep_iallgatherv(sendbuf, recvbuf, counts, dtype, comm, request, &
-      displs) result(code)
+      stream, displs) result(code)
     type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
     type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
     integer(c_int64_t), intent(in), target, contiguous :: counts(:)
     integer(c_int32_t), intent(in) :: dtype
     type(mep_comm_t), intent(in) :: comm
     type(mep_request_t), intent(out) :: request
+    type(c_ptr), intent(in), optional :: stream
     integer(c_int64_t), intent(in), target, contiguous, optional :: displs(:)
     code = c_iallgatherv(c_loc(sendbuf), c_loc(recvbuf), c_loc(counts), given_displs(displs), &
-        dtype, comm, request)
+        dtype, comm, given(stream), request)
   end function mep_iallgatherv
 
   integer(c_int32_t) function mep_igatherv(sendbuf, recvbuf, count, counts, dtype, root, comm, &
-      request, displs) result(code)
+      request, stream, displs) result(code)
     type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
     type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
     integer(c_size_t), intent(in) :: count
@@ -508,13 +534,14 @@ contains
     integer(c_int32_t), intent(in) :: dtype, root
     type(mep_comm_t), intent(in) :: comm
     type(mep_request_t), intent(out) :: request
+    type(c_ptr), intent(in), optional :: stream
     integer(c_int64_t), intent(in), target, contiguous, optional :: displs(:)
     code = c_igatherv(c_loc(sendbuf), c_loc(recvbuf), count, c_loc(counts), given_displs(displs), &
-        dtype, root, comm, request)
+        dtype, root, comm, given(stream), request)
   end function mep_igatherv
 
   integer(c_int32_t) function mep_iscatterv(sendbuf, recvbuf, count, counts, dtype, root, comm, &
-      request, displs) result(code)
+      request, stream, displs) result(code)
     type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
     type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
     integer(c_size_t), intent(in) :: count
@@ -522,34 +549,38 @@ contains
     integer(c_int32_t), intent(in) :: dtype, root
     type(mep_comm_t), intent(in) :: comm
     type(mep_request_t), intent(out) :: request
+    type(c_ptr), intent(in), optional :: stream
     integer(c_int64_t), intent(in), target, contiguous, optional :: displs(:)
     code = c_iscatterv(c_loc(sendbuf), c_loc(recvbuf), count, c_loc(counts), given_displs(displs), &
-        dtype, root, comm, request)
+        dtype, root, comm, given(stream), request)
   end function mep_iscatterv
 
   integer(c_int32_t) function mep_ireduce_scatterv(sendbuf, recvbuf, counts, dtype, op, comm, &
-      request, displs) result(code)
+      request, stream, displs) result(code)
     type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
     type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
     integer(c_int64_t), intent(in), target, contiguous :: counts(:)
     integer(c_int32_t), intent(in) :: dtype, op
     type(mep_comm_t), intent(in) :: comm
     type(mep_request_t), intent(out) :: request
+    type(c_ptr), intent(in), optional :: stream
     integer(c_int64_t), intent(in), target, contiguous, optional :: displs(:)
     code = c_ireduce_scatterv(c_loc(sendbuf), c_loc(recvbuf), c_loc(counts), given_displs(displs), &
-        dtype, op, comm, request)
+        dtype, op, comm, given(stream), request)
   end function mep_ireduce_scatterv
 
   integer(c_int32_t) function mep_ialltoallv(sendbuf, recvbuf, sendcounts, recvcounts, dtype, &
-      comm, request, senddispls, recvdispls) result(code)
+      comm, request, stream, senddispls, recvdispls) result(code)
     type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
     type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
     integer(c_int64_t), intent(in), target, contiguous :: sendcounts(:), recvcounts(:)
     integer(c_int32_t), intent(in) :: dtype
     type(mep_comm_t), intent(in) :: comm
     type(mep_request_t), intent(out) :: request
+    type(c_ptr), intent(in), optional :: stream
     integer(c_int64_t), intent(in), target, contiguous, optional :: senddispls(:), recvdispls(:)
     code = c_ialltoallv(c_loc(sendbuf), c_loc(recvbuf), c_loc(sendcounts), &
-        given_displs(senddispls), c_loc(recvcounts), given_displs(recvdispls), dtype, comm, request)
+        given_displs(senddispls), c_loc(recvcounts), given_displs(recvdispls), dtype, comm, &
+        given(stream), request)
   end function mep_ialltoallv
 end module mep_collectives

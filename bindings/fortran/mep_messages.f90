@@ -34,19 +34,19 @@ module mep_messages
       type(mep_comm_t), value :: comm
       type(mep_message_t), intent(inout), asynchronous, optional :: message
     end function c_sendrecv
-    integer(c_int32_t) function c_isend(buffer, count, dtype, dest, tag, comm, request) &
+    integer(c_int32_t) function c_isend(buffer, count, dtype, dest, tag, comm, stream, request) &
         bind(C, name="mep_isend")
       import :: c_int32_t, c_ptr, c_size_t, mep_comm_t, mep_request_t
-      type(c_ptr), value :: buffer
+      type(c_ptr), value :: buffer, stream
       integer(c_size_t), value :: count
       integer(c_int32_t), value :: dtype, dest, tag
       type(mep_comm_t), value :: comm
       type(mep_request_t), intent(out) :: request
     end function c_isend
-    integer(c_int32_t) function c_irecv(buffer, count, dtype, source, tag, comm, message, request) &
+    integer(c_int32_t) function c_irecv(buffer, count, dtype, source, tag, comm, message, stream, request) &
         bind(C, name="mep_irecv")
       import :: c_int32_t, c_ptr, c_size_t, mep_comm_t, mep_message_t, mep_request_t
-      type(c_ptr), value :: buffer
+      type(c_ptr), value :: buffer, stream
       integer(c_size_t), value :: count
       integer(c_int32_t), value :: dtype, source, tag
       type(mep_comm_t), value :: comm
@@ -90,24 +90,26 @@ contains
         recvtag, dtype, comm, message, given(stream))
   end function mep_sendrecv
 
-  integer(c_int32_t) function mep_isend(buffer, count, dtype, dest, tag, comm, request) result(code)
+  integer(c_int32_t) function mep_isend(buffer, count, dtype, dest, tag, comm, request, stream) result(code)
     type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: buffer
     integer(c_size_t), intent(in) :: count
     integer(c_int32_t), intent(in) :: dtype, dest, tag
     type(mep_comm_t), intent(in) :: comm
     type(mep_request_t), intent(out) :: request
-    code = c_isend(c_loc(buffer), count, dtype, dest, tag, comm, request)
+    type(c_ptr), intent(in), optional :: stream
+    code = c_isend(c_loc(buffer), count, dtype, dest, tag, comm, given(stream), request)
   end function mep_isend
 
-  ! The argument that may be left out, message, stands behind request. It belongs to the operation as the buffer does.
-  integer(c_int32_t) function mep_irecv(buffer, count, dtype, source, tag, comm, request, message) &
-      result(code)
+  ! The arguments that may be left out, message and stream, stand behind request. It belongs to the operation as the buffer does.
+  integer(c_int32_t) function mep_irecv(buffer, count, dtype, source, tag, comm, request, message, &
+      stream) result(code)
     type(*), dimension(..), asynchronous, contiguous, target :: buffer
     integer(c_size_t), intent(in) :: count
     integer(c_int32_t), intent(in) :: dtype, source, tag
     type(mep_comm_t), intent(in) :: comm
     type(mep_request_t), intent(out) :: request
     type(mep_message_t), intent(inout), asynchronous, optional :: message
-    code = c_irecv(c_loc(buffer), count, dtype, source, tag, comm, message, request)
+    type(c_ptr), intent(in), optional :: stream
+    code = c_irecv(c_loc(buffer), count, dtype, source, tag, comm, message, given(stream), request)
   end function mep_irecv
 end module mep_messages

@@ -82,6 +82,7 @@ module mep_types
 
   integer(c_int32_t), parameter, public :: MEP_MAX_RANKS = 4096
   integer(c_int32_t), parameter, public :: MEP_MAX_NAME_BYTES = 63
+  integer(c_int32_t), parameter, public :: MEP_MAX_STREAM_REQUESTS = 256
   integer(c_int32_t), parameter, public :: MEP_MAX_TOP_K = 64
   integer(c_int32_t), parameter, public :: MEP_MAX_EP_BUFFERS = 8
   integer(c_int32_t), parameter, public :: MEP_MAX_EP_NAME_BYTES = 65535

@@ -103,8 +103,8 @@ void Player::batch(const Step& step, bool aborts) {
     pause(step.pause_percent / 4);
     begin(What::kCall, part, call.comm);
     Said said;
-    said.result =
-        start_collective(call.kind, call_of(call, *entry.buffers), comm.handle, &entry.request);
+    said.result = start_collective(call.kind, call_of(call, *entry.buffers), comm.handle, nullptr,
+                                   &entry.request);
     if (said.result != MEP_SUCCESS) {
       end_call(call, part, *entry.buffers, comm, said);
       continue;

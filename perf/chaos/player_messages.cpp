@@ -72,11 +72,11 @@ void Player::messages() {
     mep_message_defaults(&message->envelope);
     if (message->is_received) {
       said.result = mep_irecv(message->buffer.data(), bytes, MEP_UINT8, peer, tag, comm.handle,
-                              &message->envelope, &message->request);
+                              &message->envelope, nullptr, &message->request);
     } else {
       std::memcpy(message->buffer.data(), message->expected.data(), bytes);
       said.result = mep_isend(message->buffer.data(), bytes, MEP_UINT8, peer, tag, comm.handle,
-                              &message->request);
+                              nullptr, &message->request);
     }
     if (said.result != MEP_SUCCESS) end(What::kMessage, message->part, world_, &comm, said);
   }

@@ -23,61 +23,62 @@ struct OperationCall {
 
 namespace operations_def {
 
-// Last: the stream, or the request.
-template <class Last>
-mep_result_t call(mep_result_t (*function)(mep_comm_t, Last), const OperationCall&, mep_comm_t comm,
-                  Last last) {
-  return function(comm, last);
+// Last: the stream; of a nonblocking form also the request.
+template <class... Last>
+mep_result_t call(mep_result_t (*function)(mep_comm_t, Last...), const OperationCall&,
+                  mep_comm_t comm, Last... last) {
+  return function(comm, last...);
 }
-template <class Last>
+template <class... Last>
 mep_result_t call(mep_result_t (*function)(const void*, void*, size_t, mep_dtype_t, mep_comm_t,
-                                           Last),
-                  const OperationCall& c, mep_comm_t comm, Last last) {
-  return function(c.send, c.receive, c.count, c.dtype, comm, last);
+                                           Last...),
+                  const OperationCall& c, mep_comm_t comm, Last... last) {
+  return function(c.send, c.receive, c.count, c.dtype, comm, last...);
 }
-template <class Last>
+template <class... Last>
 mep_result_t call(mep_result_t (*function)(const void*, void*, size_t, mep_dtype_t, int32_t,
-                                           mep_comm_t, Last),
-                  const OperationCall& c, mep_comm_t comm, Last last) {
-  return function(c.send, c.receive, c.count, c.dtype, c.root, comm, last);
+                                           mep_comm_t, Last...),
+                  const OperationCall& c, mep_comm_t comm, Last... last) {
+  return function(c.send, c.receive, c.count, c.dtype, c.root, comm, last...);
 }
-template <class Last>
+template <class... Last>
 mep_result_t call(mep_result_t (*function)(const void*, void*, size_t, mep_dtype_t, mep_op_t,
-                                           mep_comm_t, Last),
-                  const OperationCall& c, mep_comm_t comm, Last last) {
-  return function(c.send, c.receive, c.count, c.dtype, c.op, comm, last);
+                                           mep_comm_t, Last...),
+                  const OperationCall& c, mep_comm_t comm, Last... last) {
+  return function(c.send, c.receive, c.count, c.dtype, c.op, comm, last...);
 }
-template <class Last>
+template <class... Last>
 mep_result_t call(mep_result_t (*function)(const void*, void*, size_t, mep_dtype_t, mep_op_t,
-                                           int32_t, mep_comm_t, Last),
-                  const OperationCall& c, mep_comm_t comm, Last last) {
-  return function(c.send, c.receive, c.count, c.dtype, c.op, c.root, comm, last);
+                                           int32_t, mep_comm_t, Last...),
+                  const OperationCall& c, mep_comm_t comm, Last... last) {
+  return function(c.send, c.receive, c.count, c.dtype, c.op, c.root, comm, last...);
 }
-template <class Last>
+template <class... Last>
 mep_result_t call(mep_result_t (*function)(const void*, void*, const uint64_t*, const uint64_t*,
-                                           mep_dtype_t, mep_comm_t, Last),
-                  const OperationCall& c, mep_comm_t comm, Last last) {
-  return function(c.send, c.receive, c.counts, c.displs, c.dtype, comm, last);
+                                           mep_dtype_t, mep_comm_t, Last...),
+                  const OperationCall& c, mep_comm_t comm, Last... last) {
+  return function(c.send, c.receive, c.counts, c.displs, c.dtype, comm, last...);
 }
-template <class Last>
+template <class... Last>
 mep_result_t call(mep_result_t (*function)(const void*, void*, const uint64_t*, const uint64_t*,
-                                           mep_dtype_t, mep_op_t, mep_comm_t, Last),
-                  const OperationCall& c, mep_comm_t comm, Last last) {
-  return function(c.send, c.receive, c.counts, c.displs, c.dtype, c.op, comm, last);
+                                           mep_dtype_t, mep_op_t, mep_comm_t, Last...),
+                  const OperationCall& c, mep_comm_t comm, Last... last) {
+  return function(c.send, c.receive, c.counts, c.displs, c.dtype, c.op, comm, last...);
 }
-template <class Last>
+template <class... Last>
 mep_result_t call(mep_result_t (*function)(const void*, void*, size_t, const uint64_t*,
-                                           const uint64_t*, mep_dtype_t, int32_t, mep_comm_t, Last),
-                  const OperationCall& c, mep_comm_t comm, Last last) {
-  return function(c.send, c.receive, c.count, c.counts, c.displs, c.dtype, c.root, comm, last);
+                                           const uint64_t*, mep_dtype_t, int32_t, mep_comm_t,
+                                           Last...),
+                  const OperationCall& c, mep_comm_t comm, Last... last) {
+  return function(c.send, c.receive, c.count, c.counts, c.displs, c.dtype, c.root, comm, last...);
 }
-template <class Last>
+template <class... Last>
 mep_result_t call(mep_result_t (*function)(const void*, void*, const uint64_t*, const uint64_t*,
                                            const uint64_t*, const uint64_t*, mep_dtype_t,
-                                           mep_comm_t, Last),
-                  const OperationCall& c, mep_comm_t comm, Last last) {
+                                           mep_comm_t, Last...),
+                  const OperationCall& c, mep_comm_t comm, Last... last) {
   return function(c.send, c.receive, c.counts, c.displs, c.recv_counts, c.recv_displs, c.dtype,
-                  comm, last);
+                  comm, last...);
 }
 
 }  // namespace operations_def
@@ -97,14 +98,15 @@ inline mep_result_t call_collective(Collective kind, const OperationCall& call, 
 
 // The nonblocking form.
 inline mep_result_t start_collective(Collective kind, const OperationCall& call, mep_comm_t comm,
-                                     mep_request_t* request) {
+                                     mep_stream_t stream, mep_request_t* request) {
   switch (kind) {
 #define MEP_START_Blocking(name) \
   case Collective::k_##name:     \
     break;
-#define MEP_START_Both(name) \
-  case Collective::k_##name: \
-    return operations_def::call<mep_request_t*>(mep_i##name, call, comm, request);
+#define MEP_START_Both(name)                                                                   \
+  case Collective::k_##name:                                                                   \
+    return operations_def::call<mep_stream_t, mep_request_t*>(mep_i##name, call, comm, stream, \
+                                                              request);
 #define MEP_OPERATION(name, class_, takes, send, receive, forms, backends) MEP_START_##forms(name)
 #include "protocol/operations.def"
 #undef MEP_OPERATION

@@ -11,7 +11,6 @@ NO_WRONG_ARGUMENT = {"mep_comm_destroy", "mep_ep_destroy", "mep_ep_handle_destro
 WANTED = {
     ("mep_comm_init", "MEP_ERR_BOOTSTRAP"), ("mep_barrier", "MEP_ERR_UNSUPPORTED"),
     ("mep_mem_alloc", "MEP_ERR_NO_MEMORY"), ("mep_comm_async_result", "MEP_ERR_UNSUPPORTED"),
-    ("mep_comm_set_op_status", "MEP_ERR_UNSUPPORTED"),
     ("mep_comm_last_op", "MEP_ERR_NOT_FOUND"), ("mep_comm_last_op", "MEP_ERR_CAPACITY"),
     ("mep_allreduce", "MEP_ERR_UNSUPPORTED"), ("mep_iallreduce", "MEP_ERR_UNSUPPORTED"),
     ("mep_comm_view", "MEP_ERR_CAPACITY"), ("mep_comm_wait_view", "MEP_ERR_TIMEOUT"),

@@ -22,8 +22,8 @@ C_TYPES = {"sendbuf": "const void*", "recvbuf": "void*", "count": "size_t", "dty
 of_table = {f"mep_{name}": [(C_TYPES[each], each) for each in parameters]
             for _, name, parameters in functions(operations())}
 of_header = {name: parameters for name, (_, parameters) in header().functions.items()
-             if [each for _, each in parameters][-2:] in (["comm", "stream"], ["comm", "request"])
-             and ("int32_t", "dest") not in parameters}
+             if [each for _, each in parameters][-2:] in (["comm", "stream"], ["stream", "request"])
+             and not {"dest", "source"} & {each for _, each in parameters}}
 findings.same_names("collectives of mep.h against the table", of_table, of_header)
 for name in of_table.keys() & of_header.keys():
     findings.same(f"{name} of mep.h against the table", of_table[name], of_header[name])

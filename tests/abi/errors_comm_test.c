@@ -97,7 +97,6 @@ static void start_up(void** state) {
 
 static void properties(void** state) {
   (void)state;
-  mep_op_status_t status;
   int32_t number = 77;
   uint64_t epoch = 77;
   const char* text = NULL;
@@ -150,9 +149,6 @@ static void properties(void** state) {
   MUST(mep_comm_destroy(NULL));
   EXPECT(MEP_ERR_UNSUPPORTED, mep_comm_async_result(comm));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_async_result(NULL));
-  EXPECT(MEP_ERR_UNSUPPORTED, mep_comm_set_op_status(comm, &status, sizeof status));
-  EXPECT(MEP_ERR_UNSUPPORTED, mep_comm_set_op_status(comm, NULL, 0));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_set_op_status(NULL, &status, sizeof status));
 }
 
 /* Descriptors run out: nothing is lost, and it works again afterwards. */
@@ -264,9 +260,10 @@ static void collectives_of_blocks(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_reduce(a, b, 8, MEP_FLOAT32, MEP_SUM, -1, comm, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_reduce(a, b, 8, MEP_FLOAT32, 9, 0, comm, NULL));
   EXPECT(MEP_ERR_UNSUPPORTED, mep_reduce(a, b, 8, MEP_FLOAT32, MEP_XOR, 0, comm, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ireduce(a, b, 8, MEP_FLOAT32, MEP_SUM, 0, NULL, &request));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ireduce(a, b, 8, MEP_FLOAT32, MEP_SUM, 0, comm, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ireduce(a, b, 8, 99, MEP_SUM, 0, comm, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT,
+         mep_ireduce(a, b, 8, MEP_FLOAT32, MEP_SUM, 0, NULL, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ireduce(a, b, 8, MEP_FLOAT32, MEP_SUM, 0, comm, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ireduce(a, b, 8, 99, MEP_SUM, 0, comm, NULL, &request));
   MUST(mep_reduce(NULL, NULL, 0, MEP_FLOAT32, MEP_SUM, 0, comm, NULL));
 
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_gather(a, b, 8, MEP_FLOAT32, 0, NULL, NULL));
@@ -278,9 +275,9 @@ static void collectives_of_blocks(void** state) {
   EXPECT(MEP_ERR_UNSUPPORTED, mep_gather(a, b, 8, MEP_FLOAT32, 0, comm, stream));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_gather(a, b, 8, MEP_FLOAT32, 1, comm, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_gather(a, b, 8, MEP_FLOAT32, -1, comm, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_igather(a, b, 8, MEP_FLOAT32, 0, NULL, &request));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_igather(a, b, 8, MEP_FLOAT32, 0, comm, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_igather(a, b, 8, 99, 0, comm, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_igather(a, b, 8, MEP_FLOAT32, 0, NULL, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_igather(a, b, 8, MEP_FLOAT32, 0, comm, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_igather(a, b, 8, 99, 0, comm, NULL, &request));
   MUST(mep_gather(NULL, NULL, 0, MEP_FLOAT32, 0, comm, NULL));
 
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_scatter(a, b, 8, MEP_FLOAT32, 0, NULL, NULL));
@@ -292,9 +289,9 @@ static void collectives_of_blocks(void** state) {
   EXPECT(MEP_ERR_UNSUPPORTED, mep_scatter(a, b, 8, MEP_FLOAT32, 0, comm, stream));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_scatter(a, b, 8, MEP_FLOAT32, 1, comm, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_scatter(a, b, 8, MEP_FLOAT32, -1, comm, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_iscatter(a, b, 8, MEP_FLOAT32, 0, NULL, &request));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_iscatter(a, b, 8, MEP_FLOAT32, 0, comm, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_iscatter(a, b, 8, 99, 0, comm, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_iscatter(a, b, 8, MEP_FLOAT32, 0, NULL, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_iscatter(a, b, 8, MEP_FLOAT32, 0, comm, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_iscatter(a, b, 8, 99, 0, comm, NULL, &request));
   MUST(mep_scatter(NULL, NULL, 0, MEP_FLOAT32, 0, comm, NULL));
 
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_reduce_scatter(a, b, 8, MEP_FLOAT32, MEP_SUM, NULL, NULL));
@@ -311,9 +308,10 @@ static void collectives_of_blocks(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_reduce_scatter(a, b, 8, MEP_FLOAT32, 9, comm, NULL));
   EXPECT(MEP_ERR_UNSUPPORTED, mep_reduce_scatter(a, b, 8, MEP_FLOAT32, MEP_XOR, comm, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT,
-         mep_ireduce_scatter(a, b, 8, MEP_FLOAT32, MEP_SUM, NULL, &request));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ireduce_scatter(a, b, 8, MEP_FLOAT32, MEP_SUM, comm, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ireduce_scatter(a, b, 8, 99, MEP_SUM, comm, &request));
+         mep_ireduce_scatter(a, b, 8, MEP_FLOAT32, MEP_SUM, NULL, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT,
+         mep_ireduce_scatter(a, b, 8, MEP_FLOAT32, MEP_SUM, comm, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ireduce_scatter(a, b, 8, 99, MEP_SUM, comm, NULL, &request));
   MUST(mep_reduce_scatter(NULL, NULL, 0, MEP_FLOAT32, MEP_SUM, comm, NULL));
 
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_alltoall(a, b, 8, MEP_FLOAT32, NULL, NULL));
@@ -324,9 +322,9 @@ static void collectives_of_blocks(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_alltoall(a, a + 1, 4, MEP_FLOAT32, comm, NULL));
   EXPECT(MEP_ERR_UNSUPPORTED, mep_alltoall(a, b, 8, MEP_FLOAT32, comm, stream));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_alltoall(a, a, 8, MEP_FLOAT32, comm, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ialltoall(a, b, 8, MEP_FLOAT32, NULL, &request));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ialltoall(a, b, 8, MEP_FLOAT32, comm, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ialltoall(a, b, 8, 99, comm, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ialltoall(a, b, 8, MEP_FLOAT32, NULL, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ialltoall(a, b, 8, MEP_FLOAT32, comm, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ialltoall(a, b, 8, 99, comm, NULL, &request));
   MUST(mep_alltoall(NULL, NULL, 0, MEP_FLOAT32, comm, NULL));
   assert_null(request);
   assert_true(a[0] == 1 && b[0] == 2); /* nothing was touched */
@@ -343,19 +341,21 @@ static void nonblocking(void** state) {
   mep_request_t request = NULL;
   mep_op_info_t info;
   int32_t number = 0;
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ibarrier(NULL, &request));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ibarrier(comm, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ibroadcast(a, b, 8, MEP_FLOAT32, 0, NULL, &request));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ibroadcast(a, b, 8, MEP_FLOAT32, 0, comm, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ibroadcast(a, NULL, 8, MEP_FLOAT32, 0, comm, &request));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ibroadcast(a, b, 8, MEP_FLOAT32, 1, comm, &request));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_iallgather(a, b, 8, MEP_FLOAT32, NULL, &request));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_iallgather(a, b, 8, MEP_FLOAT32, comm, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_iallgather(a, b, 8, 99, comm, &request));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_iallreduce(a, b, 8, MEP_FLOAT32, MEP_SUM, NULL, &request));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_iallreduce(a, b, 8, MEP_FLOAT32, MEP_SUM, comm, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_iallreduce(a, b, 8, MEP_FLOAT32, 77, comm, &request));
-  EXPECT(MEP_ERR_UNSUPPORTED, mep_iallreduce(a, b, 8, MEP_FLOAT32, MEP_OR, comm, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ibarrier(NULL, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ibarrier(comm, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ibroadcast(a, b, 8, MEP_FLOAT32, 0, NULL, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ibroadcast(a, b, 8, MEP_FLOAT32, 0, comm, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT,
+         mep_ibroadcast(a, NULL, 8, MEP_FLOAT32, 0, comm, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ibroadcast(a, b, 8, MEP_FLOAT32, 1, comm, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_iallgather(a, b, 8, MEP_FLOAT32, NULL, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_iallgather(a, b, 8, MEP_FLOAT32, comm, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_iallgather(a, b, 8, 99, comm, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT,
+         mep_iallreduce(a, b, 8, MEP_FLOAT32, MEP_SUM, NULL, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_iallreduce(a, b, 8, MEP_FLOAT32, MEP_SUM, comm, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_iallreduce(a, b, 8, MEP_FLOAT32, 77, comm, NULL, &request));
+  EXPECT(MEP_ERR_UNSUPPORTED, mep_iallreduce(a, b, 8, MEP_FLOAT32, MEP_OR, comm, NULL, &request));
   assert_null(request);
 
   mep_op_info_defaults(&info);
@@ -365,7 +365,7 @@ static void nonblocking(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_test(&request, &number, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_info(NULL, &info));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_event_fd(NULL, &number));
-  MUST(mep_ibarrier(comm, &request));
+  MUST(mep_ibarrier(comm, NULL, &request));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_test(&request, NULL, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_info(request, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_event_fd(request, NULL));
@@ -516,7 +516,6 @@ static int calls_in_child(void) {
       mep_comm_epoch(comm, &word),
       mep_comm_device(comm, &number),
       mep_comm_set_timeout(comm, 1000),
-      mep_comm_set_op_status(comm, NULL, 0),
       mep_comm_transport(comm, 0, &text),
       mep_mem_alloc(comm, 1, &memory),
       mep_comm_last_op(comm, &info),
@@ -534,16 +533,16 @@ static int calls_in_child(void) {
       mep_scatterv(a, b, 0, &word, NULL, MEP_FLOAT32, 0, comm, NULL),
       mep_reduce_scatterv(a, b, &word, NULL, MEP_FLOAT32, MEP_SUM, comm, NULL),
       mep_alltoallv(a, b, &word, NULL, &word, NULL, MEP_FLOAT32, comm, NULL),
-      mep_ibarrier(comm, &request),
-      mep_iallreduce(a, b, 2, MEP_FLOAT32, MEP_SUM, comm, &request),
+      mep_ibarrier(comm, NULL, &request),
+      mep_iallreduce(a, b, 2, MEP_FLOAT32, MEP_SUM, comm, NULL, &request),
       mep_comm_stats(comm, &stats),
       mep_comm_view(comm, &view),
       mep_comm_wait_view(comm, 9, 10),
       mep_send(a, 2, MEP_FLOAT32, 0, 0, comm, NULL),
       mep_recv(b, 2, MEP_FLOAT32, 0, 0, comm, NULL, NULL),
       mep_sendrecv(a, 2, 0, 0, b, 2, 0, 0, MEP_FLOAT32, comm, NULL, NULL),
-      mep_isend(a, 2, MEP_FLOAT32, 0, 0, comm, &request),
-      mep_irecv(b, 2, MEP_FLOAT32, 0, 0, comm, NULL, &request),
+      mep_isend(a, 2, MEP_FLOAT32, 0, 0, comm, NULL, &request),
+      mep_irecv(b, 2, MEP_FLOAT32, 0, 0, comm, NULL, NULL, &request),
       mep_probe(0, 0, comm, NULL),
       mep_iprobe(0, 0, comm, &number, NULL),
       mep_comm_split(comm, 0, 0, &other),

@@ -15,17 +15,20 @@ static void collectives_with_counts(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT,
          mep_reduce_scatterv(a, b, n, NULL, MEP_FLOAT32, MEP_SUM, NULL, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_alltoallv(a, b, n, NULL, n, NULL, MEP_FLOAT32, NULL, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_iallgatherv(a, b, n, NULL, MEP_FLOAT32, comm, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_igatherv(a, b, 8, n, NULL, MEP_FLOAT32, 0, comm, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_iscatterv(a, b, 8, n, NULL, MEP_FLOAT32, 0, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_iallgatherv(a, b, n, NULL, MEP_FLOAT32, comm, NULL, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT,
-         mep_ireduce_scatterv(a, b, n, NULL, MEP_FLOAT32, MEP_SUM, comm, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ialltoallv(a, b, n, NULL, n, NULL, MEP_FLOAT32, comm, NULL));
-  EXPECT(wrong, mep_iallgatherv(a, b, n, NULL, 99, comm, &request));
-  EXPECT(wrong, mep_igatherv(a, b, 8, n, NULL, MEP_FLOAT32, 1, comm, &request));
-  EXPECT(wrong, mep_iscatterv(a, b, 8, n, NULL, MEP_FLOAT32, -1, comm, &request));
-  EXPECT(wrong, mep_ireduce_scatterv(a, b, n, NULL, MEP_FLOAT32, 9, comm, &request));
-  EXPECT(wrong, mep_ialltoallv(a, b, n, NULL, NULL, NULL, MEP_FLOAT32, comm, &request));
+         mep_igatherv(a, b, 8, n, NULL, MEP_FLOAT32, 0, comm, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT,
+         mep_iscatterv(a, b, 8, n, NULL, MEP_FLOAT32, 0, comm, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT,
+         mep_ireduce_scatterv(a, b, n, NULL, MEP_FLOAT32, MEP_SUM, comm, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT,
+         mep_ialltoallv(a, b, n, NULL, n, NULL, MEP_FLOAT32, comm, NULL, NULL));
+  EXPECT(wrong, mep_iallgatherv(a, b, n, NULL, 99, comm, NULL, &request));
+  EXPECT(wrong, mep_igatherv(a, b, 8, n, NULL, MEP_FLOAT32, 1, comm, NULL, &request));
+  EXPECT(wrong, mep_iscatterv(a, b, 8, n, NULL, MEP_FLOAT32, -1, comm, NULL, &request));
+  EXPECT(wrong, mep_ireduce_scatterv(a, b, n, NULL, MEP_FLOAT32, 9, comm, NULL, &request));
+  EXPECT(wrong, mep_ialltoallv(a, b, n, NULL, NULL, NULL, MEP_FLOAT32, comm, NULL, &request));
 
   /* Arrays and buffers that are not there. */
   EXPECT(wrong, mep_allgatherv(a, b, NULL, NULL, MEP_FLOAT32, comm, NULL));

@@ -43,14 +43,14 @@ static void sends(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_send(a, 8, MEP_FLOAT32, 0, INT32_MIN, comm, NULL));
   EXPECT(MEP_ERR_UNSUPPORTED, mep_send(a, 8, MEP_FLOAT32, 0, 0, comm, &unused));
 
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_isend(a, 8, MEP_FLOAT32, 0, 0, NULL, &request));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_isend(a, 8, MEP_FLOAT32, 0, 0, comm, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_isend(NULL, 8, MEP_FLOAT32, 0, 0, comm, &request));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_isend(a, 8, 99, 0, 0, comm, &request));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_isend(a, SIZE_MAX, MEP_FLOAT32, 0, 0, comm, &request));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_isend(a, 8, MEP_FLOAT32, 7, 0, comm, &request));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_isend(a, 8, MEP_FLOAT32, -1, 0, comm, &request));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_isend(a, 8, MEP_FLOAT32, 0, -1, comm, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_isend(a, 8, MEP_FLOAT32, 0, 0, NULL, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_isend(a, 8, MEP_FLOAT32, 0, 0, comm, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_isend(NULL, 8, MEP_FLOAT32, 0, 0, comm, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_isend(a, 8, 99, 0, 0, comm, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_isend(a, SIZE_MAX, MEP_FLOAT32, 0, 0, comm, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_isend(a, 8, MEP_FLOAT32, 7, 0, comm, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_isend(a, 8, MEP_FLOAT32, -1, 0, comm, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_isend(a, 8, MEP_FLOAT32, 0, -1, comm, NULL, &request));
   assert_null(request);
   assert_int_equal(anything_there(), 0); /* nothing was sent */
 }
@@ -69,13 +69,15 @@ static void receives(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_recv(b, 8, MEP_FLOAT32, 0, -2, comm, NULL, NULL));
   EXPECT(MEP_ERR_UNSUPPORTED, mep_recv(b, 8, MEP_FLOAT32, 0, 0, comm, NULL, b));
 
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_irecv(b, 8, MEP_FLOAT32, 0, 0, NULL, NULL, &request));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_irecv(b, 8, MEP_FLOAT32, 0, 0, comm, NULL, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_irecv(NULL, 8, MEP_FLOAT32, 0, 0, comm, NULL, &request));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_irecv(b, 8, 99, 0, 0, comm, NULL, &request));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_irecv(b, SIZE_MAX, MEP_FLOAT32, 0, 0, comm, NULL, &request));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_irecv(b, 8, MEP_FLOAT32, 1, 0, comm, NULL, &request));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_irecv(b, 8, MEP_FLOAT32, 0, -2, comm, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_irecv(b, 8, MEP_FLOAT32, 0, 0, NULL, NULL, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_irecv(b, 8, MEP_FLOAT32, 0, 0, comm, NULL, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT,
+         mep_irecv(NULL, 8, MEP_FLOAT32, 0, 0, comm, NULL, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_irecv(b, 8, 99, 0, 0, comm, NULL, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT,
+         mep_irecv(b, SIZE_MAX, MEP_FLOAT32, 0, 0, comm, NULL, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_irecv(b, 8, MEP_FLOAT32, 1, 0, comm, NULL, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_irecv(b, 8, MEP_FLOAT32, 0, -2, comm, NULL, NULL, &request));
   assert_null(request);
 
   int32_t found = 77;
@@ -140,21 +142,21 @@ static void requests(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_waitany(1, both, 0, NULL, NULL));
 
   /* Cancel a collective, and a send. */
-  MUST(mep_ibarrier(comm, &both[0]));
+  MUST(mep_ibarrier(comm, NULL, &both[0]));
   EXPECT(MEP_ERR_UNSUPPORTED, mep_request_cancel(&both[0]));
   assert_non_null(both[0]);
-  MUST(mep_isend(a, 1, MEP_FLOAT32, 0, 1, comm, &both[1]));
+  MUST(mep_isend(a, 1, MEP_FLOAT32, 0, 1, comm, NULL, &both[1]));
   EXPECT(MEP_ERR_UNSUPPORTED, mep_request_cancel(&both[1]));
   MUST(mep_request_waitall(2, both, UINT32_MAX, results));
   assert_true(both[0] == NULL && both[1] == NULL && results[0] == 0 && results[1] == 0);
   /* Cancel a receive whose message has come. */
-  MUST(mep_irecv(b, 1, MEP_FLOAT32, 0, 1, comm, NULL, &both[0]));
+  MUST(mep_irecv(b, 1, MEP_FLOAT32, 0, 1, comm, NULL, NULL, &both[0]));
   EXPECT(MEP_IN_PROGRESS, mep_request_cancel(&both[0]));
   MUST(mep_request_wait(&both[0], UINT32_MAX, &info));
   assert_true(b[0] == 1 && info.result == MEP_SUCCESS);
 
   /* Cancel one that waits: it takes nothing any more. */
-  MUST(mep_irecv(b, 8, MEP_FLOAT32, 0, 1, comm, NULL, &both[1]));
+  MUST(mep_irecv(b, 8, MEP_FLOAT32, 0, 1, comm, NULL, NULL, &both[1]));
   results[0] = results[1] = results[2] = 77;
   EXPECT(MEP_IN_PROGRESS, mep_request_waitall(3, both, kShort, results));
   assert_true(results[0] == 0 && results[1] == MEP_IN_PROGRESS && results[2] == 0);
@@ -176,8 +178,8 @@ static void requests(void** state) {
   assert_int_equal(index, -1);
 
   /* The one that can end does. */
-  MUST(mep_irecv(&b[0], 1, MEP_FLOAT32, 0, 1, comm, NULL, &both[0]));
-  MUST(mep_irecv(&b[1], 1, MEP_FLOAT32, 0, 2, comm, NULL, &both[2]));
+  MUST(mep_irecv(&b[0], 1, MEP_FLOAT32, 0, 1, comm, NULL, NULL, &both[0]));
+  MUST(mep_irecv(&b[1], 1, MEP_FLOAT32, 0, 2, comm, NULL, NULL, &both[2]));
   send_number(7, 2);
   MUST(mep_request_waitany(3, both, UINT32_MAX, &index, &info));
   assert_true(index == 2 && both[2] == NULL && both[0] != NULL && b[1] == 7);
@@ -186,12 +188,12 @@ static void requests(void** state) {
   /* A failure is the result of its own request, and of the call. */
   send_number(1, 1);
   send_number(2, 2);
-  MUST(mep_irecv(&b[0], 1, MEP_FLOAT32, 0, 1, comm, NULL, &both[0]));
-  MUST(mep_irecv(&b[1], 1, MEP_INT32, 0, 2, comm, NULL, &both[1]));
+  MUST(mep_irecv(&b[0], 1, MEP_FLOAT32, 0, 1, comm, NULL, NULL, &both[0]));
+  MUST(mep_irecv(&b[1], 1, MEP_INT32, 0, 2, comm, NULL, NULL, &both[1]));
   EXPECT(MEP_ERR_MISMATCH, mep_request_waitall(2, both, UINT32_MAX, results));
   assert_true(results[0] == MEP_SUCCESS && results[1] == MEP_ERR_MISMATCH && b[0] == 1);
   assert_true(both[0] == NULL && both[1] == NULL);
-  MUST(mep_irecv(&b[1], 1, MEP_INT32, 0, 2, comm, NULL, &both[1]));
+  MUST(mep_irecv(&b[1], 1, MEP_INT32, 0, 2, comm, NULL, NULL, &both[1]));
   EXPECT(MEP_ERR_MISMATCH, mep_request_waitany(2, both, UINT32_MAX, &index, &info));
   assert_true(index == 1 && info.result == MEP_ERR_MISMATCH);
   assert_true(receive_number(2) == 2);
@@ -208,7 +210,7 @@ static void refused_lists_and_bitmaps(void** state) {
   mep_op_info_defaults(&info);
   info.failed = &bitmap;
   info.failed_words = 0;
-  MUST(mep_irecv(&got, 1, MEP_FLOAT32, 0, 1, comm, NULL, &list[0]));
+  MUST(mep_irecv(&got, 1, MEP_FLOAT32, 0, 1, comm, NULL, NULL, &list[0]));
   send_number(5, 1);
   list[2] = list[0];
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_waitall(3, list, UINT32_MAX, NULL));

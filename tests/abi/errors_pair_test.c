@@ -215,7 +215,7 @@ static mep_result_t rank_0_is_early(Side* side) {
   mep_op_info_defaults(&info);
   if (side->rank == 0) {
     mep_result_t wrong = 0; /* which check failed; no result code */
-    if (mep_ibarrier(side->comm, &request) != MEP_SUCCESS) wrong = -1000;
+    if (mep_ibarrier(side->comm, NULL, &request) != MEP_SUCCESS) wrong = -1000;
     if (mep_request_wait(&request, 0, NULL) != MEP_IN_PROGRESS || request == NULL) wrong = -1001;
     if (mep_request_test(&request, &done, NULL) != MEP_SUCCESS || done != 0) wrong = -1002;
     if (mep_request_info(request, &info) != MEP_SUCCESS) wrong = -1003;

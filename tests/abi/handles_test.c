@@ -124,7 +124,7 @@ static void check(int fine, const char* what) {
 
 static mep_result_t by_request(const float* x, float* sum, mep_comm_t comm, int tests) {
   mep_request_t request = NULL;
-  mep_result_t result = mep_iallreduce(x, sum, kItems, MEP_FLOAT32, MEP_SUM, comm, &request);
+  mep_result_t result = mep_iallreduce(x, sum, kItems, MEP_FLOAT32, MEP_SUM, comm, NULL, &request);
   if (result != MEP_SUCCESS) return result;
   while (request != NULL) {
     mep_op_info_t info;

@@ -287,7 +287,6 @@ def every_call(comm, ep, handle, request):
         ("live", lambda: comm.live), ("epoch", lambda: comm.epoch), ("name", lambda: comm.name),
         ("name =", lambda: setattr(comm, "name", "x")), ("set_timeout", lambda: comm.set_timeout(1)),
         ("transport", lambda: comm.transport(0)), ("async_result", comm.async_result),
-        ("set_op_status", lambda: comm.set_op_status(None)),
         ("mem_alloc", lambda: comm.mem_alloc(3)), ("mem_free", lambda: comm.mem_free(x)),
         ("barrier", comm.barrier), ("ibarrier", comm.ibarrier), ("broadcast", lambda: comm.broadcast(x)),
         ("ibroadcast", lambda: comm.ibroadcast(x)), ("allgather", lambda: comm.allgather(x)),

@@ -186,7 +186,7 @@ static void finish_refused(mep_result_t result, mep_request_t* request) {
 
 static mep_result_t call_request_wait(Fixture* f, void* memory) {
   mep_request_t request = NULL;
-  MUST(mep_ibarrier(f->comm, &request));
+  MUST(mep_ibarrier(f->comm, NULL, &request));
   const mep_result_t result = mep_request_wait(&request, UINT32_MAX, memory);
   finish_refused(result, &request);
   return result;
@@ -196,7 +196,7 @@ static mep_result_t call_request_test(Fixture* f, void* memory) {
   mep_request_t request = NULL;
   int32_t done = 0;
   mep_result_t result = MEP_SUCCESS;
-  MUST(mep_ibarrier(f->comm, &request));
+  MUST(mep_ibarrier(f->comm, NULL, &request));
   while (!done && result == MEP_SUCCESS) result = mep_request_test(&request, &done, memory);
   finish_refused(result, &request);
   return result;
@@ -204,7 +204,7 @@ static mep_result_t call_request_test(Fixture* f, void* memory) {
 
 static mep_result_t call_request_info(Fixture* f, void* memory) {
   mep_request_t request = NULL;
-  MUST(mep_ibarrier(f->comm, &request));
+  MUST(mep_ibarrier(f->comm, NULL, &request));
   const mep_result_t result = mep_request_info(request, memory);
   MUST(mep_request_wait(&request, UINT32_MAX, NULL));
   return result;
@@ -213,7 +213,7 @@ static mep_result_t call_request_info(Fixture* f, void* memory) {
 static mep_result_t call_request_waitany(Fixture* f, void* memory) {
   mep_request_t request = NULL;
   int32_t index = -1;
-  MUST(mep_ibarrier(f->comm, &request));
+  MUST(mep_ibarrier(f->comm, NULL, &request));
   const mep_result_t result = mep_request_waitany(1, &request, UINT32_MAX, &index, memory);
   finish_refused(result, &request);
   return result;
@@ -247,7 +247,8 @@ static mep_result_t call_sendrecv(Fixture* f, void* memory) {
 static mep_result_t call_irecv(Fixture* f, void* memory) {
   mep_request_t request = NULL;
   send_one(f);
-  const mep_result_t result = mep_irecv(f->out, 1, MEP_FLOAT32, 0, 3, f->comm, memory, &request);
+  const mep_result_t result =
+      mep_irecv(f->out, 1, MEP_FLOAT32, 0, 3, f->comm, memory, NULL, &request);
   if (result != MEP_SUCCESS) {
     assert_null(request);
     take_one(f);

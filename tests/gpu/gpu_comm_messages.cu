@@ -198,7 +198,8 @@ void refuses_messages(const std::vector<Rank>& ranks) {
   const mep_result_t results[] = {
       mep_recv(r.receive, 4, MEP_UINT8, MEP_ANY_SOURCE, 0, r.comm, nullptr, r.stream),
       mep_recv(r.receive, 4, MEP_UINT8, 0, 0, r.comm, &message, r.stream),
-      mep_isend(r.send, 4, MEP_UINT8, 0, 0, r.comm, &request), mep_probe(0, 0, r.comm, &message)};
+      mep_isend(r.send, 4, MEP_UINT8, 0, 0, r.comm, r.stream, &request),
+      mep_probe(0, 0, r.comm, &message)};
   for (const mep_result_t result : results) {
     GPU_CHECK(result == MEP_ERR_UNSUPPORTED, "a message: %s", mep_last_error());
   }

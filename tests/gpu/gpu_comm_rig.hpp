@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "abi_rig.hpp"
+#include "protocol/operation_calls.hpp"
 
 namespace gpu_test {
 
@@ -96,28 +97,25 @@ inline bool has_root(Kind kind) {
   return kind == Kind::kReduce || kind == Kind::kGather || kind == Kind::kScatter;
 }
 
-// Each rank gives NULL for what it does not need.
-inline mep_result_t enqueue_kind(const Rank& r, Kind kind, uint32_t rank, uint32_t root) {
-  const auto to = static_cast<int32_t>(root);
-  uint32_t* root_receive = rank == root ? r.receive : nullptr;
-  const uint32_t* root_send = rank == root ? r.send : nullptr;
-  switch (kind) {
-    case Kind::kReduce:
-      return mep_reduce(r.send, root_receive, kCount, MEP_UINT32, MEP_SUM, to, r.comm, r.stream);
-    case Kind::kGather:
-      return mep_gather(r.send, root_receive, kCount, MEP_UINT32, to, r.comm, r.stream);
-    case Kind::kScatter:
-      return mep_scatter(root_send, r.receive, kCount, MEP_UINT32, to, r.comm, r.stream);
-    case Kind::kReduceScatter:
-      return mep_reduce_scatter(r.send, r.receive, kCount, MEP_UINT32, MEP_SUM, r.comm, r.stream);
-    case Kind::kAlltoall:
-      return mep_alltoall(r.send, r.receive, kCount, MEP_UINT32, r.comm, r.stream);
-    case Kind::kAlltoallv:
-      break;
-  }
+constexpr mep::Collective kCollectives[] = {
+    mep::Collective::k_reduce,         mep::Collective::k_gather,   mep::Collective::k_scatter,
+    mep::Collective::k_reduce_scatter, mep::Collective::k_alltoall, mep::Collective::k_alltoallv};
+
+// Each rank gives NULL for what it does not need. request: of the nonblocking form.
+inline mep_result_t enqueue_kind(const Rank& r, Kind kind, uint32_t rank, uint32_t root,
+                                 mep_request_t* request = nullptr) {
   const std::vector<uint64_t> counts(kMostRanks, kCount);
-  return mep_alltoallv(r.send, r.receive, counts.data(), nullptr, counts.data(), nullptr,
-                       MEP_UINT32, r.comm, r.stream);
+  const bool gets = rank == root || (kind != Kind::kReduce && kind != Kind::kGather);
+  const mep::OperationCall call{.send = rank == root || kind != Kind::kScatter ? r.send : nullptr,
+                                .receive = gets ? r.receive : nullptr,
+                                .count = kCount,
+                                .dtype = MEP_UINT32,
+                                .root = static_cast<int32_t>(root),
+                                .counts = counts.data(),
+                                .recv_counts = counts.data()};
+  const mep::Collective collective = kCollectives[static_cast<size_t>(kind)];
+  if (request == nullptr) return mep::call_collective(collective, call, r.comm, r.stream);
+  return mep::start_collective(collective, call, r.comm, r.stream, request);
 }
 
 // The value that a block of the receive buffer of `rank` has to have afterwards.
@@ -204,7 +202,7 @@ void counts(uint32_t count, uint64_t seed);
 // In gpu_comm_messages.cu: messages, and those with a rank that is gone or late.
 void messages(uint32_t count, uint64_t seed);
 void lost_messages(bool aborts, uint64_t seed);
-// In gpu_comm_records.cu: records of how operations ended, in memory of a GPU or in pinned memory.
-void records(uint32_t count, bool on_device);
+// In gpu_comm_requests.cu: nonblocking forms, and what their requests tell.
+void requests(uint32_t count);
 
 }  // namespace gpu_test

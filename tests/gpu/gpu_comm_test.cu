@@ -1,7 +1,7 @@
 // Communicators on GPUs through the C ABI: ranks as threads of this process, each with a stream. Refused
 // calls, the results of collectives, and what happens when a rank aborts, with graphs captured before. In files of their own:
 // kinds in which ranks get different things (gpu_comm_kinds.cu), with counts (gpu_comm_counts.cu), messages (gpu_comm_messages.cu) and
-// records of operations (gpu_comm_records.cu).
+// requests (gpu_comm_requests.cu).
 #include <cstring>
 #include <functional>
 
@@ -31,8 +31,6 @@ void refusals() {
   if (gpu_count() == 1) {
     GPU_CHECK(mep_barrier(ranks[0].comm, nullptr) == MEP_ERR_INVALID_ARGUMENT, "NULL stream");
   }
-  mep_request_t request = nullptr;
-  GPU_CHECK(mep_ibarrier(ranks[0].comm, &request) == MEP_ERR_UNSUPPORTED, "nonblocking");
   GPU_CHECK(mep_allreduce(ranks[0].send, ranks[0].receive, 4, MEP_BOOL, MEP_SUM, ranks[0].comm,
                           ranks[0].stream) == MEP_ERR_UNSUPPORTED,
             "sum of bools");
@@ -376,8 +374,7 @@ int main() {
   for (const uint32_t ranks : {1u, 2u, 3u, 8u}) counts(ranks, seed + ranks);
   for (const uint32_t ranks : {1u, 2u, 4u}) messages(ranks, seed + ranks);
   for (const bool aborts : {true, false}) lost_messages(aborts, seed);
-  records(3, false);
-  records(3, true);
+  for (const uint32_t ranks : {2u, 3u}) requests(ranks);
   large(3);
   for (const uint32_t ranks : {3u, 8u}) fault(ranks, true);
   for (const uint32_t ranks : {3u, 8u}) fault(ranks, false);

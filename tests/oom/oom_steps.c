@@ -139,12 +139,13 @@ static mep_result_t step_requests(mep_comm_t comm, uint64_t seed, step_findings_
   int32_t size = 0;
   STEP_TRY(mep_comm_size(comm, &size));
   fill(4000, 1.0f);
-  result = mep_iallreduce(send_values, send_values, 4000, MEP_FLOAT32, MEP_SUM, comm, &requests[0]);
+  result = mep_iallreduce(send_values, send_values, 4000, MEP_FLOAT32, MEP_SUM, comm, NULL,
+                          &requests[0]);
   if (result == MEP_SUCCESS) {
     result = mep_iallreduce(send_values + 4000, receive_values, SMALL, MEP_FLOAT32, MEP_SUM, comm,
-                            &requests[1]);
+                            NULL, &requests[1]);
   }
-  if (result == MEP_SUCCESS) result = mep_ibarrier(comm, &requests[2]);
+  if (result == MEP_SUCCESS) result = mep_ibarrier(comm, NULL, &requests[2]);
   if (result == MEP_SUCCESS && seed % 2 != 0) {
     int32_t fd = -1;
     result = mep_request_event_fd(requests[1], &fd);
@@ -169,9 +170,9 @@ static mep_result_t step_message(mep_comm_t comm, uint64_t seed, step_findings_t
   const int32_t from = (rank + size - 1) % size;
   fill(count, (float)rank);
   mep_result_t result =
-      mep_isend(send_values, count, MEP_FLOAT32, (rank + 1) % size, 5, comm, &requests[0]);
+      mep_isend(send_values, count, MEP_FLOAT32, (rank + 1) % size, 5, comm, NULL, &requests[0]);
   if (result == MEP_SUCCESS) {
-    result = mep_irecv(receive_values, count, MEP_FLOAT32, from, 5, comm, NULL, &requests[1]);
+    result = mep_irecv(receive_values, count, MEP_FLOAT32, from, 5, comm, NULL, NULL, &requests[1]);
   }
   for (int i = 0; i < 2; ++i) {
     if (requests[i] == NULL) continue;

@@ -196,7 +196,7 @@ void the_late_and_the_dead_are_named(void**) {
       return;
     }
     mep_request_t request = nullptr;
-    COLL_OK(found, mep_iallreduce(&one, &sum, 1, MEP_INT64, MEP_SUM, comm, &request));
+    COLL_OK(found, mep_iallreduce(&one, &sum, 1, MEP_INT64, MEP_SUM, comm, nullptr, &request));
     Job job;
     for (int tries = 0; tries < 1000; ++tries) {
       job = read_job(folder.path(), 4);
@@ -238,7 +238,7 @@ void messages_and_buffers_are_recorded(void**) {
     CountedCalls(rank, 2, comm, found).moe(1);
     mep_request_t request = nullptr;
     if (rank == 0) {
-      COLL_OK(found, mep_irecv(&other, 1, MEP_INT64, 1, 6, comm, nullptr, &request));
+      COLL_OK(found, mep_irecv(&other, 1, MEP_INT64, 1, 6, comm, nullptr, nullptr, &request));
       expect_text(read_job(folder.path(), 1).text,
                   "recv 3 of world, epoch 1, 8 bytes of int64, from rank 1: rank 0 since", true,
                   found);

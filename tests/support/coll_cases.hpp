@@ -210,7 +210,7 @@ class CaseRun {
     return mep::call_collective(case_.kind, call(), comm, nullptr);
   }
   mep_result_t start(mep_comm_t comm, mep_request_t* request) {
-    const mep_result_t result = mep::start_collective(case_.kind, call(), comm, request);
+    const mep_result_t result = mep::start_collective(case_.kind, call(), comm, nullptr, request);
     forget_counts();
     return result;
   }

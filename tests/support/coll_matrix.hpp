@@ -120,7 +120,7 @@ inline void check_unsupported_pairs(mep_comm_t comm, Report& report) {
       COLL_EXPECT(report, MEP_ERR_UNSUPPORTED,
                   mep_allreduce(send, receive, 1, dtype, op, comm, nullptr));
       COLL_EXPECT(report, MEP_ERR_UNSUPPORTED,
-                  mep_iallreduce(send, receive, 1, dtype, op, comm, &request));
+                  mep_iallreduce(send, receive, 1, dtype, op, comm, nullptr, &request));
       COLL_CHECK(report, request == nullptr && receive[0] == 7);
     }
   }

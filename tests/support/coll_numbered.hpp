@@ -41,7 +41,7 @@ class NumberedCall {
       call.counts = facts().gives_each_a_block() ? given_.data() : gotten_.data();
       call.recv_counts = gotten_.data();
     }
-    return mep::start_collective(kind_, call, comm, request);
+    return mep::start_collective(kind_, call, comm, nullptr, request);
   }
   void check(Report& found) const {
     size_t block = 0;

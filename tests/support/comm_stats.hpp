@@ -83,7 +83,7 @@ class CountedCalls {
 #define CALL(elements, name, ...)                                             \
   do_call(                                                                    \
       elements, form, [&] { return mep_##name(__VA_ARGS__ comm_, nullptr); }, \
-      [&](mep_request_t* request) { return mep_i##name(__VA_ARGS__ comm_, request); })
+      [&](mep_request_t* request) { return mep_i##name(__VA_ARGS__ comm_, nullptr, request); })
 #define ARGS(...) __VA_ARGS__,
     CALL(0, barrier, );
     CALL(is_root ? count : 0, broadcast, ARGS(i, o, count, type, root));
@@ -113,9 +113,9 @@ class CountedCalls {
     COLL_OK(found_, mep_sendrecv(in.data(), count, next, 1, out.data(), count + 10, before, 1,
                                  MEP_INT32, comm_, nullptr, nullptr));
     mep_request_t requests[2] = {};
-    COLL_OK(found_,
-            mep_irecv(out.data(), count + 10, MEP_INT32, before, 2, comm_, nullptr, &requests[0]));
-    COLL_OK(found_, mep_isend(in.data(), count, MEP_INT32, next, 2, comm_, &requests[1]));
+    COLL_OK(found_, mep_irecv(out.data(), count + 10, MEP_INT32, before, 2, comm_, nullptr, nullptr,
+                              &requests[0]));
+    COLL_OK(found_, mep_isend(in.data(), count, MEP_INT32, next, 2, comm_, nullptr, &requests[1]));
     COLL_OK(found_, mep_request_waitall(2, requests, UINT32_MAX, nullptr));
     COLL_OK(found_, mep_group_begin());
     COLL_OK(found_, mep_send(in.data(), count, MEP_INT32, next, 3, comm_, nullptr));
@@ -128,8 +128,8 @@ class CountedCalls {
     expected.receive_bytes += 12 * count;
     // A receive that never gets anything.
     mep_request_t request = nullptr;
-    COLL_OK(found_,
-            mep_irecv(out.data(), 1, MEP_INT32, MEP_ANY_SOURCE, 99, comm_, nullptr, &request));
+    COLL_OK(found_, mep_irecv(out.data(), 1, MEP_INT32, MEP_ANY_SOURCE, 99, comm_, nullptr, nullptr,
+                              &request));
     COLL_OK(found_, mep_request_cancel(&request));
     ++expected.receives;
   }

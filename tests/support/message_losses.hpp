@@ -91,7 +91,7 @@ inline void expect_gone(const Loss& loss, int victim, mep_comm_t comm, Report& f
   for (const size_t bytes : {size_t{0}, size_t{8}, kLargeBytes}) {
     COLL_EXPECT(found, loss.told,
                 mep_send(content.data(), bytes, MEP_UINT8, victim, 1, comm, nullptr));
-    COLL_OK(found, mep_isend(content.data(), bytes, MEP_UINT8, victim, 1, comm, &request));
+    COLL_OK(found, mep_isend(content.data(), bytes, MEP_UINT8, victim, 1, comm, nullptr, &request));
     COLL_EXPECT(found, loss.told, finish(&request));
   }
   COLL_OK(found, begin_receive(inbox, victim, 1, comm, &request));
@@ -142,7 +142,8 @@ inline void lost_while_sending(const Loss& loss, int rank, mep_comm_t comm, Repo
   mep_request_t requests[2] = {};
   if (rank == 0) {
     for (mep_request_t& request : requests) {
-      COLL_OK(found, mep_isend(content.data(), kLargeBytes, MEP_UINT8, 2, 1, comm, &request));
+      COLL_OK(found,
+              mep_isend(content.data(), kLargeBytes, MEP_UINT8, 2, 1, comm, nullptr, &request));
     }
   }
   loss.stages.reach(0);
@@ -171,7 +172,7 @@ inline void lost_with_many_unreceived(const Loss& loss, int rank, mep_comm_t com
     const Bytes content = message_bytes(100, 1);
     std::vector<mep_request_t> requests(kMany, nullptr);
     for (mep_request_t& request : requests) {
-      COLL_OK(found, mep_isend(content.data(), 100, MEP_UINT8, 2, 1, comm, &request));
+      COLL_OK(found, mep_isend(content.data(), 100, MEP_UINT8, 2, 1, comm, nullptr, &request));
     }
     loss.stages.reach(0);
     const Bounded bounded(found);
@@ -327,7 +328,8 @@ inline void transfer_until(const Loss& loss, uint64_t after_us, mep_comm_t comm,
     Inbox inbox(kLargeBytes);
     const Bytes content = message_bytes(kLargeBytes, round);
     mep_request_t requests[2] = {};
-    COLL_OK(found, mep_isend(content.data(), kLargeBytes, MEP_UINT8, 0, 1, comm, &requests[0]));
+    COLL_OK(found,
+            mep_isend(content.data(), kLargeBytes, MEP_UINT8, 0, 1, comm, nullptr, &requests[0]));
     COLL_OK(found, begin_receive(inbox, 1, 1, comm, &requests[1]));
     mep_result_t result = MEP_IN_PROGRESS;
     while (result == MEP_IN_PROGRESS && !hour.has_come()) {
@@ -408,7 +410,7 @@ inline void lost_in_a_storm(const Loss& loss, uint64_t seed, int rank, int size,
       exchanges.push_back(std::make_unique<Exchange>(seed, round, rank, peer));
       Exchange& with = *exchanges.back();
       COLL_OK(found, mep_isend(with.content.data(), with.content.size(), MEP_UINT8, peer, 1, comm,
-                               &with.requests[0]));
+                               nullptr, &with.requests[0]));
       COLL_OK(found, begin_receive(with.inbox, peer, 1, comm, &with.requests[1]));
     }
     const bool goes = rank == victim && hour.has_come();

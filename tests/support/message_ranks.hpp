@@ -125,7 +125,7 @@ inline mep_result_t receive(Inbox& inbox, int source, int tag, mep_comm_t comm) 
 inline mep_result_t begin_receive(Inbox& inbox, int source, int tag, mep_comm_t comm,
                                   mep_request_t* request) {
   return mep_irecv(inbox.data(), inbox.room(), MEP_UINT8, source, tag, comm, &inbox.message,
-                   request);
+                   nullptr, request);
 }
 inline mep_result_t finish(mep_request_t* request) {
   return mep_request_wait(request, kForever, nullptr);
@@ -137,7 +137,7 @@ class Sent {
   void start(size_t bytes, uint64_t seed, int dest, int tag, mep_comm_t comm, Report& found) {
     contents_.push_back(message_bytes(bytes, seed));
     requests_.push_back(nullptr);
-    COLL_OK(found, mep_isend(contents_.back().data(), bytes, MEP_UINT8, dest, tag, comm,
+    COLL_OK(found, mep_isend(contents_.back().data(), bytes, MEP_UINT8, dest, tag, comm, nullptr,
                              &requests_.back()));
   }
   void finish_all(Report& found) {

@@ -52,7 +52,7 @@ int calls_of_child(mep_comm_t comm, mep_request_t request) {
     const mep::OperationCall call{&value, &value, 1, MEP_UINT32, MEP_SUM, 0};
     wrong += mep::call_collective(kind, call, comm, nullptr) != MEP_ERR_FORKED;
     if (!mep::facts_of(kind).is_nonblocking_too) continue;
-    wrong += mep::start_collective(kind, call, comm, &made) != MEP_ERR_FORKED;
+    wrong += mep::start_collective(kind, call, comm, nullptr, &made) != MEP_ERR_FORKED;
   }
   wrong += mep_request_wait(&request, 0, nullptr) != MEP_ERR_FORKED;
   wrong += mep_request_test(&request, &number, nullptr) != MEP_ERR_FORKED;
@@ -71,7 +71,7 @@ void test_fork(void**) {
   Report report;
   with_rank_processes(2, patient_config(0), report, [](int rank, mep_comm_t comm, Report& found) {
     mep_request_t request = nullptr;
-    COLL_OK(found, mep_ibarrier(comm, &request));
+    COLL_OK(found, mep_ibarrier(comm, nullptr, &request));
     const pid_t child = fork();
     if (child == 0) _exit(calls_of_child(comm, request));
     int status = -1;

@@ -33,7 +33,7 @@ void test_wait_and_test(void**) {
       return;
     }
     mep_request_t request = nullptr;
-    COLL_OK(found, mep_ibarrier(comm, &request));
+    COLL_OK(found, mep_ibarrier(comm, nullptr, &request));
     COLL_EXPECT(found, MEP_IN_PROGRESS, mep_request_wait(&request, 0, nullptr));
     COLL_EXPECT(found, MEP_IN_PROGRESS, mep_request_wait(&request, 3, nullptr));
     COLL_CHECK(found, request != nullptr);
@@ -81,7 +81,7 @@ void test_event_of_deadline(void**) {
     }
     mep_request_t requests[2] = {};
     COLL_OK(found, mep_comm_set_timeout(comm, 100));
-    for (mep_request_t& request : requests) COLL_OK(found, mep_ibarrier(comm, &request));
+    for (mep_request_t& request : requests) COLL_OK(found, mep_ibarrier(comm, nullptr, &request));
     for (mep_request_t& request : requests) {
       int32_t fd = -1;
       COLL_OK(found, mep_request_event_fd(request, &fd));
@@ -119,7 +119,7 @@ void test_out_of_order(void**) {
     mep_request_t requests[3] = {};
     COLL_OK(found, one.start(comm, &requests[0]));
     COLL_OK(found, two.start(comm, &requests[1]));
-    COLL_OK(found, mep_ibarrier(comm, &requests[2]));
+    COLL_OK(found, mep_ibarrier(comm, nullptr, &requests[2]));
     Info info;
     COLL_OK(found, mep_request_wait(&requests[1], 0xffffffff, &info.info));
     COLL_CHECK(found, info.info.seq == 2 && info.contributors == 3);

@@ -133,8 +133,8 @@ void test_several_pending(void**) {
     std::array<mep_request_t, 3> requests = {};
     if (rank != 0) await_epoch(comm, 2, found);
     for (size_t i = 0; i < 3; ++i) {
-      COLL_OK(found,
-              mep_iallreduce(&values[i], &sums[i], 1, MEP_UINT64, MEP_SUM, comm, &requests[i]));
+      COLL_OK(found, mep_iallreduce(&values[i], &sums[i], 1, MEP_UINT64, MEP_SUM, comm, nullptr,
+                                    &requests[i]));
     }
     posted.reach();
     for (size_t i = 0; i < 3; ++i) {

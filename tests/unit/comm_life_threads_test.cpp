@@ -69,7 +69,7 @@ void test_after_the_world(void**) {
     const uint64_t begun = mep::now_ns();
     COLL_EXPECT(report, MEP_ERR_ABORTED, mep_barrier(child, nullptr));
     mep_request_t request = nullptr;
-    COLL_EXPECT(report, MEP_ERR_ABORTED, mep_ibarrier(child, &request));
+    COLL_EXPECT(report, MEP_ERR_ABORTED, mep_ibarrier(child, nullptr, &request));
     mep_comm_t made = nullptr;
     COLL_EXPECT(report, MEP_ERR_ABORTED, mep_comm_split(child, 0, 0, &made));
     COLL_OK(report, mep_comm_destroy(child));

@@ -64,10 +64,11 @@ void errors_by_kind(void**) {
                 mep_allreduce(in, out, 1, 99, MEP_SUM, comm, nullptr));
     mep_request_t request = nullptr;
     COLL_EXPECT(found, MEP_ERR_INVALID_ARGUMENT,
-                mep_iallreduce(in, out, 1, 99, MEP_SUM, comm, &request));
+                mep_iallreduce(in, out, 1, 99, MEP_SUM, comm, nullptr, &request));
     expected.collectives += 2;
     COLL_EXPECT(found, MEP_ERR_INVALID_ARGUMENT, mep_send(in, 1, MEP_INT32, 7, 0, comm, nullptr));
-    COLL_EXPECT(found, MEP_ERR_INVALID_ARGUMENT, mep_isend(in, 1, MEP_INT32, 7, 0, comm, &request));
+    COLL_EXPECT(found, MEP_ERR_INVALID_ARGUMENT,
+                mep_isend(in, 1, MEP_INT32, 7, 0, comm, nullptr, &request));
     expected.sends += 2;
     expected.errors_other += 4;
     check_stats(comm, expected, "refused", found);
@@ -75,7 +76,7 @@ void errors_by_kind(void**) {
     COLL_OK(found, mep_comm_set_timeout(comm, 100));
     COLL_EXPECT(found, MEP_ERR_TIMEOUT,
                 mep_recv(out, 1, MEP_INT32, 1 - rank, 5, comm, nullptr, nullptr));
-    COLL_OK(found, mep_irecv(out, 1, MEP_INT32, 1 - rank, 5, comm, nullptr, &request));
+    COLL_OK(found, mep_irecv(out, 1, MEP_INT32, 1 - rank, 5, comm, nullptr, nullptr, &request));
     COLL_EXPECT(found, MEP_ERR_TIMEOUT, mep_request_wait(&request, UINT32_MAX, nullptr));
     expected.receives += 2;
     expected.errors_timeout += 2;

@@ -28,7 +28,8 @@ void send_in_turn(int rank, int sender, mep_comm_t comm, size_t bytes, int turn,
   if (rank == sender) {
     const Bytes content = message_bytes(bytes, seed);
     if (receives_first) COLL_OK(found, mep_barrier(comm, nullptr));
-    COLL_OK(found, mep_isend(content.data(), bytes, MEP_UINT8, 1 - sender, turn, comm, &request));
+    COLL_OK(found,
+            mep_isend(content.data(), bytes, MEP_UINT8, 1 - sender, turn, comm, nullptr, &request));
     if (!receives_first) COLL_OK(found, mep_barrier(comm, nullptr));
     COLL_OK(found, finish(&request));
     return;

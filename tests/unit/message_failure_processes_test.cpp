@@ -106,7 +106,8 @@ void leave_unreceived(int rank, uint64_t generation, mep_comm_t comm, Stages& st
   mep_request_t requests[2] = {};
   COLL_OK(found, send_bytes(50, generation + 2000, kVictim, 5, comm));
   COLL_OK(found, send_bytes(70, generation + 2000, kVictim, 6, comm));
-  COLL_OK(found, mep_isend(content.data(), kLargeBytes, MEP_UINT8, kVictim, 5, comm, &requests[0]));
+  COLL_OK(found, mep_isend(content.data(), kLargeBytes, MEP_UINT8, kVictim, 5, comm, nullptr,
+                           &requests[0]));
   COLL_OK(found, begin_receive(inbox, kVictim, 7, comm, &requests[1]));
   COLL_OK(found, mep_probe(kVictim, 5, comm, nullptr));
   COLL_OK(found, mep_probe(kVictim, 6, comm, nullptr));
@@ -207,7 +208,8 @@ void change_follows_an_admission(uint32_t flags, bool looks) {
       const Bytes content = message_bytes(50, 1);
       Inbox inbox(50);
       mep_request_t requests[2] = {};
-      COLL_OK(found, mep_isend(content.data(), 50, MEP_UINT8, kVictim, 5, comm, &requests[0]));
+      COLL_OK(found,
+              mep_isend(content.data(), 50, MEP_UINT8, kVictim, 5, comm, nullptr, &requests[0]));
       COLL_OK(found, begin_receive(inbox, kVictim, 5, comm, &requests[1]));
       // They wait for the change, unless the others have ended it without rank 0.
       const mep_result_t now = mep_request_waitall(2, requests, 0, nullptr);

@@ -63,7 +63,8 @@ void own_abort(uint32_t flags) {
         mep_request_t requests[2] = {};
         mep_result_t results[2] = {};
         COLL_OK(found, begin_receive(inbox, 0, 1, comm, &requests[0]));
-        COLL_OK(found, mep_isend(content.data(), kLargeBytes, MEP_UINT8, 0, 2, comm, &requests[1]));
+        COLL_OK(found, mep_isend(content.data(), kLargeBytes, MEP_UINT8, 0, 2, comm, nullptr,
+                                 &requests[1]));
         COLL_OK(found, mep_comm_abort(comm));
         const Bounded bounded(found);
         COLL_EXPECT(found, MEP_ERR_ABORTED, mep_request_waitall(2, requests, kForever, results));
@@ -89,7 +90,8 @@ struct Pending {
     const int next = (rank + 1) % 3;
     COLL_OK(found, begin_receive(inbox, next, 1, comm, &requests[0]));
     COLL_OK(found, begin_receive(inbox, MEP_ANY_SOURCE, 2, comm, &requests[1]));
-    COLL_OK(found, mep_isend(content.data(), kLargeBytes, MEP_UINT8, next, 3, comm, &requests[2]));
+    COLL_OK(found, mep_isend(content.data(), kLargeBytes, MEP_UINT8, next, 3, comm, nullptr,
+                             &requests[2]));
   }
 
   Bytes content;

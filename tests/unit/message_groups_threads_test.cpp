@@ -308,12 +308,12 @@ void refused_calls(mep_comm_t comm, Report& found) {
   const size_t too_many = SIZE_MAX / 2;
   for (const int dest : {-2, -1, 2, 1000}) {
     REFUSED(mep_send(&byte, 1, MEP_UINT8, dest, 0, comm, nullptr));
-    REFUSED(mep_isend(&byte, 1, MEP_UINT8, dest, 0, comm, &request));
+    REFUSED(mep_isend(&byte, 1, MEP_UINT8, dest, 0, comm, nullptr, &request));
     REFUSED(mep_sendrecv(&byte, 0, dest, 0, &byte, 0, 0, 0, MEP_UINT8, comm, nullptr, nullptr));
   }
   for (const int source : {-2, 2, 1000}) {
     REFUSED(mep_recv(&byte, 1, MEP_UINT8, source, 0, comm, nullptr, nullptr));
-    REFUSED(mep_irecv(&byte, 1, MEP_UINT8, source, 0, comm, nullptr, &request));
+    REFUSED(mep_irecv(&byte, 1, MEP_UINT8, source, 0, comm, nullptr, nullptr, &request));
     REFUSED(mep_sendrecv(&byte, 0, 0, 0, &byte, 0, source, 0, MEP_UINT8, comm, nullptr, nullptr));
     REFUSED(mep_probe(source, 0, comm, nullptr));
   }
@@ -334,8 +334,8 @@ void refused_calls(mep_comm_t comm, Report& found) {
   REFUSED(mep_recv(&byte, 1, MEP_UINT8, 0, 0, comm, &unsized, nullptr));
   REFUSED(mep_send(&byte, 1, MEP_UINT8, 0, 0, nullptr, nullptr));
   REFUSED(mep_recv(&byte, 1, MEP_UINT8, 0, 0, nullptr, nullptr, nullptr));
-  REFUSED(mep_isend(&byte, 1, MEP_UINT8, 0, 0, comm, nullptr));
-  REFUSED(mep_irecv(&byte, 1, MEP_UINT8, 0, 0, comm, nullptr, nullptr));
+  REFUSED(mep_isend(&byte, 1, MEP_UINT8, 0, 0, comm, nullptr, nullptr));
+  REFUSED(mep_irecv(&byte, 1, MEP_UINT8, 0, 0, comm, nullptr, nullptr, nullptr));
   REFUSED(mep_iprobe(0, 0, comm, nullptr, nullptr));
   REFUSED(mep_probe(0, 0, nullptr, nullptr));
   COLL_CHECK(found, request == nullptr);

@@ -58,7 +58,7 @@ void exchange(int rank, int size, size_t bytes, bool receives_first, mep_comm_t 
   for (int i = 0; i < size; ++i) {
     const int dest = (rank + i) % size;
     const auto at = static_cast<size_t>(dest);
-    COLL_OK(found, mep_isend(contents[at].data, bytes, MEP_UINT8, dest, rank, comm,
+    COLL_OK(found, mep_isend(contents[at].data, bytes, MEP_UINT8, dest, rank, comm, nullptr,
                              &requests[static_cast<size_t>(size) + at]));
   }
   if (!receives_first) {
@@ -195,7 +195,7 @@ class Outbox {
   mep_result_t send_too_long(mep_comm_t comm, Page& page, Report& found) {
     mep_request_t request = nullptr;
     COLL_OK(found, mep_comm_set_timeout(comm, 1));
-    COLL_OK(found, mep_isend(data_, kLong, MEP_UINT8, 1, 1, comm, &request));
+    COLL_OK(found, mep_isend(data_, kLong, MEP_UINT8, 1, 1, comm, nullptr, &request));
     COLL_OK(found, mep_comm_set_timeout(comm, 60'000));
     page.await(kStopped, 1);
     pause_us(2000);

@@ -244,7 +244,7 @@ class RoundRun {
     mep_request_t request = nullptr;
     COLL_OK(found_, mep_isend(task.content.data(), message.count, message.dtype,
                               comms_.number_on(message.comm, message.dest), message.tag,
-                              comms_.at(message.comm), &request));
+                              comms_.at(message.comm), nullptr, &request));
     begun(task, request);
   }
 
@@ -267,7 +267,7 @@ class RoundRun {
     }
     mep_request_t request = nullptr;
     COLL_OK(found_, mep_irecv(task.inbox->data(), count, message.dtype, source, tag, comm,
-                              &task.inbox->message, &request));
+                              &task.inbox->message, nullptr, &request));
     begun(task, request);
   }
 
@@ -294,7 +294,7 @@ class RoundRun {
     }
     mep_request_t request = nullptr;
     COLL_OK(found_, mep_iallreduce(task.own.data(), task.result.data(), sum.count, MEP_INT64,
-                                   MEP_SUM, comm, &request));
+                                   MEP_SUM, comm, nullptr, &request));
     begun(task, request);
   }
 

@@ -76,8 +76,9 @@ void cancelled_too_late(uint32_t flags) {
       // Only a receive can be withdrawn.
       const Bytes content = message_bytes(kLargeBytes, 3);
       mep_request_t requests[2] = {};
-      COLL_OK(found, mep_isend(content.data(), kLargeBytes, MEP_UINT8, 1, 4, comm, &requests[0]));
-      COLL_OK(found, mep_ibarrier(comm, &requests[1]));
+      COLL_OK(found,
+              mep_isend(content.data(), kLargeBytes, MEP_UINT8, 1, 4, comm, nullptr, &requests[0]));
+      COLL_OK(found, mep_ibarrier(comm, nullptr, &requests[1]));
       for (mep_request_t& request : requests) {
         COLL_EXPECT(found, MEP_ERR_UNSUPPORTED, mep_request_cancel(&request));
         COLL_CHECK(found, request != nullptr);
@@ -155,10 +156,10 @@ void wait_for_all(uint32_t flags) {
       mep_request_t requests[6] = {};
       COLL_OK(found, begin_receive(whole, 0, 1, comm, &requests[0]));
       COLL_OK(found, begin_receive(narrow, 0, 2, other, &requests[2]));
-      COLL_OK(found,
-              mep_isend(content.data(), content.size(), MEP_UINT8, 0, 3, other, &requests[3]));
+      COLL_OK(found, mep_isend(content.data(), content.size(), MEP_UINT8, 0, 3, other, nullptr,
+                               &requests[3]));
       COLL_OK(found, send_bytes(40, 2, 0, 4, other));
-      COLL_OK(found, mep_ibarrier(comm, &requests[5]));
+      COLL_OK(found, mep_ibarrier(comm, nullptr, &requests[5]));
       // The first error in their order, and each one's own result.
       COLL_EXPECT(found, MEP_ERR_CAPACITY, mep_request_waitall(6, requests, kForever, results));
       for (const mep_request_t request : requests) COLL_CHECK(found, request == nullptr);
@@ -299,7 +300,8 @@ void descriptors(uint32_t flags) {
       for (const int sender : {0, 1}) {
         if (rank == sender) {
           stages.await(sender, 1, found);
-          COLL_OK(found, mep_isend(content.data(), bytes, MEP_UINT8, 1 - rank, 1, comm, &request));
+          COLL_OK(found, mep_isend(content.data(), bytes, MEP_UINT8, 1 - rank, 1, comm, nullptr,
+                                   &request));
         } else {
           COLL_OK(found, begin_receive(inbox, sender, 1, comm, &request));
           stages.reach(sender);
@@ -354,7 +356,8 @@ void served_in(mep_result_t (*collective)(mep_comm_t), uint32_t flags) {
       mep_request_t request = nullptr;
       if (sender == 0) COLL_OK(found, begin_receive(inbox, 0, 1, comm, &request));
       if (sender == 1) {
-        COLL_OK(found, mep_isend(content.data(), kLargeBytes, MEP_UINT8, 0, 1, comm, &request));
+        COLL_OK(found,
+                mep_isend(content.data(), kLargeBytes, MEP_UINT8, 0, 1, comm, nullptr, &request));
       }
       stages.reach(sender);
       COLL_OK(found, collective(comm));
@@ -386,7 +389,7 @@ void collectives_are_served_in_receives(uint32_t flags) {
       if (rank == 0) {
         mep_request_t request = nullptr;
         COLL_OK(found, mep_iallreduce(ones.data(), sums.data(), count, MEP_INT64, MEP_SUM, comm,
-                                      &request));
+                                      nullptr, &request));
         expect_message(5, 1, 1, 1, comm, found);
         COLL_OK(found, finish(&request));
         COLL_CHECK(found, sums.front() == 2 && sums.back() == 2);

@@ -45,7 +45,6 @@ class RecordingBackend : public mep::Backend {
   mep_result_t take_any_failure() override { return MEP_SUCCESS; }
   bool busy() const override { return false; }
   size_t view_participants() const override { return 0; }
-  mep_result_t set_op_status(mep_op_status_t*, uint64_t) override { return MEP_SUCCESS; }
   void set_timeout_ms(uint32_t) override {}
   void revoke() override {}
   std::vector<Collective> asked;
@@ -188,7 +187,8 @@ void test_calls_by_kind(void**) {
       const auto kind = static_cast<Collective>(each);
       mep_request_t request = nullptr;
       COLL_EXPECT(report, MEP_ERR_UNSUPPORTED, mep::call_collective(kind, {}, comm, nullptr));
-      COLL_EXPECT(report, MEP_ERR_UNSUPPORTED, mep::start_collective(kind, {}, comm, &request));
+      COLL_EXPECT(report, MEP_ERR_UNSUPPORTED,
+                  mep::start_collective(kind, {}, comm, nullptr, &request));
       COLL_CHECK(report, request == nullptr);
     }
   });

@@ -20,7 +20,7 @@ void test_memory_alone(void**) {
       int64_t own = round;
       alignas(64) int64_t sum = 0;
       mep_request_t request = nullptr;
-      COLL_OK(found, mep_iallreduce(&own, &sum, 1, MEP_INT64, MEP_SUM, comm, &request));
+      COLL_OK(found, mep_iallreduce(&own, &sum, 1, MEP_INT64, MEP_SUM, comm, nullptr, &request));
       const mep::Deadline limit = mep::Deadline::after_ms(60'000);
       const std::atomic_ref<int64_t> seen(sum);
       while (seen.load(std::memory_order_relaxed) != 3 * round && !limit.expired()) pause_us(50);
@@ -76,7 +76,7 @@ void test_death(void**) {
       int64_t sum = 0;
       mep_request_t request = nullptr;
       int32_t event = -1;
-      COLL_OK(found, mep_iallreduce(&one, &sum, 1, MEP_INT64, MEP_SUM, each, &request));
+      COLL_OK(found, mep_iallreduce(&one, &sum, 1, MEP_INT64, MEP_SUM, each, nullptr, &request));
       COLL_OK(found, mep_request_event_fd(request, &event));
       pollfd polled{event, POLLIN, 0};
       COLL_CHECK(found, poll(&polled, 1, 60'000) == 1);
@@ -106,12 +106,12 @@ void test_fork(void**) {
       if (child == 0) {
         mep_request_t made = nullptr;
         mep_comm_t own = nullptr;
-        int wrong = mep_ibarrier(comm, &made) != MEP_ERR_FORKED;
+        int wrong = mep_ibarrier(comm, nullptr, &made) != MEP_ERR_FORKED;
         wrong += mep_comm_destroy(comm) != MEP_ERR_FORKED;
         // A world of its own with a thread of its own.
         mep_comm_config_t alone = progress_config();
         wrong += mep_comm_init_all(1, &alone, &own) != MEP_SUCCESS;
-        wrong += mep_ibarrier(own, &made) != MEP_SUCCESS;
+        wrong += mep_ibarrier(own, nullptr, &made) != MEP_SUCCESS;
         wrong += mep_request_wait(&made, 0xffffffff, nullptr) != MEP_SUCCESS;
         wrong += mep_comm_destroy(own) != MEP_SUCCESS;
         _exit(wrong);
@@ -136,7 +136,7 @@ void test_exit(void**) {
     auto* const from = new std::vector<int64_t>(400'000, rank);
     auto* const to = new std::vector<int64_t>(400'000);
     mep_request_t request = nullptr;
-    (void)mep_iallreduce(from->data(), to->data(), from->size(), MEP_INT64, MEP_SUM, comm,
+    (void)mep_iallreduce(from->data(), to->data(), from->size(), MEP_INT64, MEP_SUM, comm, nullptr,
                          &request);
     exit(request != nullptr ? 7 : 1);  // NOLINT(concurrency-mt-unsafe)
   };

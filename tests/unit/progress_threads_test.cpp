@@ -65,7 +65,7 @@ void test_ended_by_a_call(void**) {
   with_rank_threads(2, progress_config(), report, [&](int rank, mep_comm_t comm, Report& found) {
     Watched first(sum_of(300'000, 1), comm, rank, 2, found);
     mep_request_t late = nullptr;
-    COLL_OK(found, mep_ibarrier(comm, &late));
+    COLL_OK(found, mep_ibarrier(comm, nullptr, &late));
     COLL_OK(found, mep_barrier(comm, nullptr));
     COLL_CHECK(found, first.await(0));
     first.succeed();

@@ -22,7 +22,7 @@ TASKS = [
      r"mep_comm_init\w*|mep_comm_destroy|mep_comm_abort\w*|mep_comm_config_\w+|mep_store_\w+|MEP_COMM_SET_RANK|MEP_DEVICE_BY_RANK|mep_quorum_t|MEP_QUORUM_\w+|MEP_MAX_RANKS"),
     ("gpu", "GPU and streams", "Streams, the GPU of a communicator, and how operations on a stream ended. "
      "[GPUs](../../guide/gpus.md) shows their use.",
-     r"mep_stream_t|mep_comm_device|mep_comm_async_result|mep_comm_set_op_status|mep_op_status_\w+|MEP_OP_STATUS_VERSION"),
+     r"mep_stream_t|mep_comm_device|mep_comm_async_result|mep_op_status_\w+|MEP_OP_STATUS_VERSION|MEP_MAX_STREAM_REQUESTS"),
     ("communicators", "Communicators", "Ask a communicator for its rank and size, set its timeout, and make new ones from it.",
      r"mep_comm_(rank|size|live|live_count|epoch|set_timeout|transport|split|dup|create_from_ranks|name|set_name|t)"),
     ("memory", "Memory", "Memory that the library gives, and that stays behind a communicator.", r"mep_mem_\w+|mep_memory_release"),
@@ -124,7 +124,6 @@ mep_mem_alloc mep_mem_free: allocate and free memory that peers of the host can 
 mep_mem_free_keep mep_ep_destroy_keep mep_memory_release: free, but keep the memory for pointers that are left
 mep_comm_device: the GPU of a communicator
 mep_comm_async_result: the first failure of operations on streams
-mep_comm_set_op_status: let the GPU write how each operation ended
 mep_op_status_size: the bytes of an operation's status record
 mep_op_status_failed: the failed ranks in an operation's status record
 mep_result_string: the name of a result

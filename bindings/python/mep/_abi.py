@@ -70,6 +70,7 @@ MEP_QUORUM_NONE = 2
 
 MEP_MAX_RANKS = 4096
 MEP_MAX_NAME_BYTES = 63
+MEP_MAX_STREAM_REQUESTS = 256
 MEP_MAX_TOP_K = 64
 MEP_MAX_EP_BUFFERS = 8
 MEP_MAX_EP_NAME_BYTES = 65535
@@ -390,7 +391,6 @@ FUNCTIONS = {
     "mep_comm_last_op": (mep_result_t, [mep_comm_t, POINTER(mep_op_info_t)]),
     "mep_comm_async_result": (mep_result_t, [mep_comm_t]),
     "mep_comm_stats": (mep_result_t, [mep_comm_t, POINTER(mep_comm_stats_t)]),
-    "mep_comm_set_op_status": (mep_result_t, [mep_comm_t, POINTER(mep_op_status_t), c_size_t]),
     **COLLECTIVES,
     "mep_request_wait": (mep_result_t, [POINTER(mep_request_t), c_uint32, POINTER(mep_op_info_t)]),
     "mep_request_test": (mep_result_t, [POINTER(mep_request_t), POINTER(c_int32),
@@ -410,9 +410,9 @@ FUNCTIONS = {
                                     c_int32, c_int32, mep_dtype_t, mep_comm_t,
                                     POINTER(mep_message_t), mep_stream_t]),
     "mep_isend": (mep_result_t, [c_void_p, c_size_t, mep_dtype_t, c_int32, c_int32, mep_comm_t,
-                                 POINTER(mep_request_t)]),
+                                 mep_stream_t, POINTER(mep_request_t)]),
     "mep_irecv": (mep_result_t, [c_void_p, c_size_t, mep_dtype_t, c_int32, c_int32, mep_comm_t,
-                                 POINTER(mep_message_t), POINTER(mep_request_t)]),
+                                 POINTER(mep_message_t), mep_stream_t, POINTER(mep_request_t)]),
     "mep_probe": (mep_result_t, [c_int32, c_int32, mep_comm_t, POINTER(mep_message_t)]),
     "mep_iprobe": (mep_result_t, [c_int32, c_int32, mep_comm_t, POINTER(c_int32),
                                   POINTER(mep_message_t)]),

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 _ENQUEUE = {name.removeprefix("mep_"): bare(name) for name in COLLECTIVES if not name.startswith("mep_i")}
 _BEGIN = {name: bare("mep_i" + name) for name in _ENQUEUE}
 NO_STREAM = 0
+_NULL = address_argument(0)
 _Result = TypeVar("_Result")
 _Prepared = Tuple[Tuple[Any, ...], _Result, Any]  # arguments of C, the result, what must live as long as the operation
 
 
 class CollectiveCalls(HabitCalls):
-    """Without `stream` and with `i` before the name: at once, with a request. `out` is another name of `recv`."""
+    """With `i` before the name: at once, with a request. On a communicator with a GPU calls are enqueued on `stream`, and a
+    request ends when the operation has ended there. `out` is another name of `recv`."""
 
     _argument: Any  # the communicator, for C
     _on_gpu: bool  # all its calls are enqueued
@@ -38,9 +40,9 @@ class CollectiveCalls(HabitCalls):
         """Returns after every live rank has entered."""
         self._run("barrier", ((), None, ()), stream)
 
-    def ibarrier(self) -> Request:
+    def ibarrier(self, *, stream: Any = NO_STREAM) -> Request:
         """Begins a barrier; the request's wait() returns after every live rank has entered."""
-        return self._start(_BEGIN["barrier"], (), None, ())
+        return self._start(_BEGIN["barrier"], (), None, (), stream)
 
     @overload
     def broadcast(self, buf: Given, root: int = 0, recv: None = None, *, dtype: Any = None,
@@ -72,11 +74,11 @@ class CollectiveCalls(HabitCalls):
         return habit()
 
     def ibroadcast(self, buf: BufferLike, root: int = 0, recv: Optional[BufferLike] = None, *, out: Any = None,
-                   dtype: Any = None) -> Request:
+                   dtype: Any = None, stream: Any = NO_STREAM) -> Request:
         """Begins broadcast; the request's wait() gives what broadcast returns."""
         if out is not None:
             recv = only(recv, out)
-        return self._start(_BEGIN["broadcast"], *self._broadcast(buf, root, recv, dtype))
+        return self._start(_BEGIN["broadcast"], *self._broadcast(buf, root, recv, dtype), stream)
 
     def allgather(self, send: Any, recv: Optional[Given] = None, *, out: Any = None, dtype: Any = None,
                   stream: Any = NO_STREAM) -> Given:
@@ -91,11 +93,11 @@ class CollectiveCalls(HabitCalls):
         return result
 
     def iallgather(self, send: Optional[BufferLike], recv: Optional[BufferLike] = None, *, out: Any = None,
-                   dtype: Any = None) -> Request:
+                   dtype: Any = None, stream: Any = NO_STREAM) -> Request:
         """Begins allgather; the request's wait() gives what allgather returns."""
         if out is not None:
             recv = only(recv, out)
-        return self._start(_BEGIN["allgather"], *self._allgather(send, recv, dtype))
+        return self._start(_BEGIN["allgather"], *self._allgather(send, recv, dtype), stream)
 
     @overload
     def allreduce(self, send: Given, recv: Optional[str] = None, op: Union[str, int] = "sum", *, dtype: Any = None,
@@ -131,11 +133,11 @@ class CollectiveCalls(HabitCalls):
         return habit()
 
     def iallreduce(self, send: BufferLike, recv: Optional[BufferLike] = None, op: Union[str, int] = "sum", *,
-                   out: Any = None, dtype: Any = None) -> Request:
+                   out: Any = None, dtype: Any = None, stream: Any = NO_STREAM) -> Request:
         """Begins allreduce; the request's wait() gives what allreduce returns."""
         if out is not None:
             recv, op = only_with_op(recv, out, op)
-        return self._start(_BEGIN["allreduce"], *self._allreduce(send, recv, op, dtype))
+        return self._start(_BEGIN["allreduce"], *self._allreduce(send, recv, op, dtype), stream)
 
     def reduce(self, send: Any, root: Union[int, str] = 0, recv: Any = None, op: Union[str, int] = "sum",
                *, out: Any = None, dtype: Any = None, stream: Any = NO_STREAM) -> Any:
@@ -146,11 +148,11 @@ class CollectiveCalls(HabitCalls):
         return self._do("reduce", self._reduce, (send, root, recv, op, dtype), stream)
 
     def ireduce(self, send: BufferLike, root: int = 0, recv: Optional[BufferLike] = None, op: Union[str, int] = "sum",
-                *, out: Any = None, dtype: Any = None) -> Request:
+                *, out: Any = None, dtype: Any = None, stream: Any = NO_STREAM) -> Request:
         """Begins reduce; the request's wait() gives what reduce returns."""
         if out is not None:
             recv, op = only_with_op(recv, out, op)
-        return self._start(_BEGIN["reduce"], *self._reduce(send, root, recv, op, dtype))
+        return self._start(_BEGIN["reduce"], *self._reduce(send, root, recv, op, dtype), stream)
 
     def gather(self, send: Any, root: int = 0, recv: Optional[BufferLike] = None, *, out: Any = None,
                dtype: Any = None, stream: Any = NO_STREAM) -> Any:
@@ -162,11 +164,11 @@ class CollectiveCalls(HabitCalls):
         return self._do("gather", self._gather, (send, root, recv, dtype), stream)
 
     def igather(self, send: Optional[BufferLike], root: int = 0, recv: Optional[BufferLike] = None, *, out: Any = None,
-                dtype: Any = None) -> Request:
+                dtype: Any = None, stream: Any = NO_STREAM) -> Request:
         """Begins gather; the request's wait() gives what gather returns."""
         if out is not None:
             recv = only(recv, out)
-        return self._start(_BEGIN["gather"], *self._gather(send, root, recv, dtype))
+        return self._start(_BEGIN["gather"], *self._gather(send, root, recv, dtype), stream)
 
     def scatter(self, send: Any, root: int = 0, recv: Optional[Given] = None, *, out: Any = None,
                 dtype: Any = None, stream: Any = NO_STREAM) -> Given:
@@ -179,11 +181,11 @@ class CollectiveCalls(HabitCalls):
         return result
 
     def iscatter(self, send: Optional[BufferLike], root: int = 0, recv: Optional[BufferLike] = None, *, out: Any = None,
-                 dtype: Any = None) -> Request:
+                 dtype: Any = None, stream: Any = NO_STREAM) -> Request:
         """Begins scatter; the request's wait() gives what scatter returns."""
         if out is not None:
             recv = only(recv, out)
-        return self._start(_BEGIN["scatter"], *self._scatter(send, root, recv, dtype))
+        return self._start(_BEGIN["scatter"], *self._scatter(send, root, recv, dtype), stream)
 
     def reduce_scatter(self, send: BufferLike, recv: Optional[Given] = None, op: Union[str, int] = "sum", *,
                        out: Any = None, dtype: Any = None, stream: Any = NO_STREAM) -> Given:
@@ -196,11 +198,11 @@ class CollectiveCalls(HabitCalls):
         return result
 
     def ireduce_scatter(self, send: BufferLike, recv: Optional[BufferLike] = None, op: Union[str, int] = "sum", *,
-                        out: Any = None, dtype: Any = None) -> Request:
+                        out: Any = None, dtype: Any = None, stream: Any = NO_STREAM) -> Request:
         """Begins reduce_scatter; the request's wait() gives what reduce_scatter returns."""
         if out is not None:
             recv, op = only_with_op(recv, out, op)
-        return self._start(_BEGIN["reduce_scatter"], *self._reduce_scatter(send, recv, op, dtype))
+        return self._start(_BEGIN["reduce_scatter"], *self._reduce_scatter(send, recv, op, dtype), stream)
 
     def alltoall(self, send: Any, recv: Optional[Given] = None, *, out: Any = None, dtype: Any = None,
                  stream: Any = NO_STREAM) -> Given:
@@ -213,11 +215,11 @@ class CollectiveCalls(HabitCalls):
         return result
 
     def ialltoall(self, send: BufferLike, recv: Optional[BufferLike] = None, *, out: Any = None,
-                  dtype: Any = None) -> Request:
+                  dtype: Any = None, stream: Any = NO_STREAM) -> Request:
         """Begins alltoall; the request's wait() gives what alltoall returns."""
         if out is not None:
             recv = only(recv, out)
-        return self._start(_BEGIN["alltoall"], *self._alltoall(send, recv, dtype))
+        return self._start(_BEGIN["alltoall"], *self._alltoall(send, recv, dtype), stream)
 
     def allgatherv(self, send: Optional[BufferLike], counts: Optional[Counts] = None,
                    recv: Optional[Given] = None, displs: Optional[Counts] = None, *, out: Any = None,
@@ -232,11 +234,11 @@ class CollectiveCalls(HabitCalls):
         return result
 
     def iallgatherv(self, send: Optional[BufferLike], counts: Counts, recv: Optional[BufferLike] = None,
-                    displs: Optional[Counts] = None, *, out: Any = None, dtype: Any = None) -> Request:
+                    displs: Optional[Counts] = None, *, out: Any = None, dtype: Any = None, stream: Any = NO_STREAM) -> Request:
         """Begins allgatherv; the request's wait() gives what allgatherv returns."""
         if out is not None:
             recv = only(recv, out)
-        return self._start(_BEGIN["allgatherv"], *self._allgatherv(send, counts, recv, displs, dtype))
+        return self._start(_BEGIN["allgatherv"], *self._allgatherv(send, counts, recv, displs, dtype), stream)
 
     def gatherv(self, send: Optional[BufferLike], root: int = 0, counts: Optional[Counts] = None,
                 recv: Optional[BufferLike] = None, displs: Optional[Counts] = None, *, out: Any = None,
@@ -248,12 +250,12 @@ class CollectiveCalls(HabitCalls):
 
     def igatherv(self, send: Optional[BufferLike], root: int = 0, counts: Optional[Counts] = None,
                  recv: Optional[BufferLike] = None, displs: Optional[Counts] = None, *, out: Any = None,
-                 dtype: Any = None) -> Request:
+                 dtype: Any = None, stream: Any = NO_STREAM) -> Request:
         """Begins gatherv; the request's wait() gives what gatherv returns."""
         if out is not None:
             recv = only(recv, out)
         return self._start(_BEGIN["gatherv"],
-                           *self._gatherv(send, root, counts, recv, displs, dtype))
+                           *self._gatherv(send, root, counts, recv, displs, dtype), stream)
 
     def scatterv(self, send: Optional[BufferLike], root: int = 0, counts: Optional[Counts] = None,
                  recv: Optional[Given] = None, displs: Optional[Counts] = None, *, out: Any = None, dtype: Any = None,
@@ -267,12 +269,12 @@ class CollectiveCalls(HabitCalls):
 
     def iscatterv(self, send: Optional[BufferLike], root: int = 0, counts: Optional[Counts] = None,
                   recv: Optional[BufferLike] = None, displs: Optional[Counts] = None, *, out: Any = None,
-                  dtype: Any = None) -> Request:
+                  dtype: Any = None, stream: Any = NO_STREAM) -> Request:
         """Begins scatterv; the request's wait() gives what scatterv returns."""
         if out is not None:
             recv = only(recv, out)
         return self._start(_BEGIN["scatterv"],
-                           *self._scatterv(send, root, counts, recv, displs, dtype))
+                           *self._scatterv(send, root, counts, recv, displs, dtype), stream)
 
     def reduce_scatterv(self, send: BufferLike, counts: Counts, recv: Optional[Given] = None,
                         op: Union[str, int] = "sum", displs: Optional[Counts] = None, *, out: Any = None,
@@ -286,12 +288,12 @@ class CollectiveCalls(HabitCalls):
 
     def ireduce_scatterv(self, send: BufferLike, counts: Counts, recv: Optional[BufferLike] = None,
                          op: Union[str, int] = "sum", displs: Optional[Counts] = None, *, out: Any = None,
-                         dtype: Any = None) -> Request:
+                         dtype: Any = None, stream: Any = NO_STREAM) -> Request:
         """Begins reduce_scatterv; the request's wait() gives what reduce_scatterv returns."""
         if out is not None:
             recv, op = only_with_op(recv, out, op)
         return self._start(_BEGIN["reduce_scatterv"],
-                           *self._reduce_scatterv(send, counts, recv, op, displs, dtype))
+                           *self._reduce_scatterv(send, counts, recv, op, displs, dtype), stream)
 
     def alltoallv(self, send: BufferLike, sendcounts: Counts, recvcounts: Counts, recv: Optional[Given] = None,
                   senddispls: Optional[Counts] = None, recvdispls: Optional[Counts] = None, *, out: Any = None,
@@ -307,12 +309,12 @@ class CollectiveCalls(HabitCalls):
 
     def ialltoallv(self, send: BufferLike, sendcounts: Counts, recvcounts: Counts, recv: Optional[BufferLike] = None,
                    senddispls: Optional[Counts] = None, recvdispls: Optional[Counts] = None, *, out: Any = None,
-                   dtype: Any = None) -> Request:
+                   dtype: Any = None, stream: Any = NO_STREAM) -> Request:
         """Begins alltoallv; the request's wait() gives what alltoallv returns."""
         if out is not None:
             recv = only(recv, out)
         return self._start(_BEGIN["alltoallv"], *self._alltoallv(send, sendcounts, recvcounts, recv,
-                                                                senddispls, recvdispls, dtype))
+                                                                senddispls, recvdispls, dtype), stream)
 
     # ---- arguments of C, the result, and what must live as long as the operation: a NumPy array of the host that can
     # be used as it is, or Buffers in a tuple ------------------------------------------------------
@@ -537,7 +539,7 @@ class CollectiveCalls(HabitCalls):
         request = spare.pop() if spare else Request(cast("Comm", self), None)
         running[request] = keep  # before the library has it: Ctrl-C may come with its return
         record = request._record
-        begun = _BEGIN[name](*arguments, self._argument, request._argument)
+        begun = _BEGIN[name](*arguments, self._argument, _NULL, request._argument)
         if begun < 0:
             raise self._refusal(request, begun)
         if wait_for(request._argument, SLICE, record.argument) != 0:
@@ -557,5 +559,6 @@ class CollectiveCalls(HabitCalls):
     def _refusal(self, request: Request, code: int) -> Exception:
         raise NotImplementedError
 
-    def _start(self, function: Any, arguments: tuple[Any, ...], result: Any, keep: tuple[Any, ...]) -> Request:
+    def _start(self, function: Any, arguments: tuple[Any, ...], result: Any, keep: tuple[Any, ...],
+               stream: Any = NO_STREAM) -> Request:
         raise NotImplementedError

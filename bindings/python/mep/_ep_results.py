@@ -7,12 +7,10 @@ from typing import Any, Optional
 import numpy
 
 from . import _abi
-from ._types import Buffer
 
 
 class OpStatus:
-    """An operation's statement when it ends, with room for the bits of `ranks` ranks: of a dispatch or
-    combine, or, read by OpStatus.of(), of a collective on a stream (Comm.set_op_status).
+    """The statement of a dispatch or combine when it ends, with room for the bits of `ranks` ranks.
 
     version (0: nothing has been written yet), result, epoch, seq, failed_count, bad_entries, and failed: the
     ranks that were missing, bit r % 64 of word r // 64; as many words as the communicator's size needs, or
@@ -23,18 +21,6 @@ class OpStatus:
         header = ctypes.sizeof(_abi.mep_op_status_t)
         self._memory = (ctypes.c_uint64 * (header // 8 + (ranks + 63) // 64))()
         self._record = _abi.mep_op_status_t.from_buffer(self._memory)
-
-    @classmethod
-    def of(cls, record: Buffer) -> "OpStatus":
-        """A copy of what lies in `record`, an array or anything with the buffer protocol in host memory: the
-        bytes that Comm.set_op_status() was given, copied from the GPU if they lie there."""
-        found = bytes(memoryview(record).cast("B"))
-        header = ctypes.sizeof(_abi.mep_op_status_t)
-        if len(found) < header:
-            raise ValueError(f"the record has {len(found)} bytes, its header alone has {header}")
-        status = cls((len(found) - header) * 8)
-        ctypes.memmove(status._memory, found, header + (len(found) - header) // 8 * 8)
-        return status
 
     def __getattr__(self, name: str) -> int:
         if name not in ("version", "result", "epoch", "seq", "failed_count", "bad_entries"):

@@ -154,7 +154,7 @@ class MessageCalls:
         self._on_stream(0, (given,))
         request = SendRequest(cast("Comm", self), None)
         request._begin(lib.mep_isend, (given.address, given.count, given.dtype,
-                                       int32("dest", dest), int32("tag", tag), self._address), (given,))
+                                       int32("dest", dest), int32("tag", tag), self._address, None), (given,))
         return request
 
     def _receive(self, target: Buffer, source: int, tag: int) -> Request:
@@ -162,7 +162,7 @@ class MessageCalls:
         request = ReceiveRequest(cast("Comm", self))
         request._begin(lib.mep_irecv, (target.address, target.count, target.dtype,
                                        int32("source", source), int32("tag", tag), self._address,
-                                       request._message.reference), (target,))
+                                       request._message.reference, None), (target,))
         return request
 
     def _on_stream(self, stream: Any, kept: tuple[Any, ...]) -> bool:

@@ -206,7 +206,6 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         self._spare: List[Request] = []  # requests of blocking calls that have ended
         self._callback: "Optional[_ViewCallback]" = None
         self._last: Optional[OpInfoRecord] = None
-        self._status: Any = None  # keeps the array of set_op_status() alive
         self.rank: int = self._number(lib.mep_comm_rank, ctypes.c_int32)
         self.size: int = self._number(lib.mep_comm_size, ctypes.c_int32)
         number = self._number(lib.mep_comm_device, ctypes.c_int32)
@@ -330,21 +329,6 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         """Raises the first failure of stream operations since the last call."""
         check(lib.mep_comm_async_result(self._address))
 
-    def set_op_status(self, memory: Optional[BufferLike]) -> None:
-        """Where collectives that are enqueued from now on write how they ended: an array in memory that the GPU
-        writes, on 8 bytes (a CuPy array or PyTorch tensor of uint8, also a pinned one; 40 bytes and 8 more for
-        every 64 ranks). None: nowhere. The communicator keeps the last array alive; keep others until the stream
-        has run what was to write them. mep.OpStatus.of() reads a copy on the host."""
-        if memory is None:
-            check(lib.mep_comm_set_op_status(self._address, None, 0))
-            self._status = None
-            return
-        place = buffer(memory, writable=True)
-        size = place.count * place.itemsize
-        record = ctypes.cast(place.address, ctypes.POINTER(_abi.mep_op_status_t))
-        check(lib.mep_comm_set_op_status(self._address, record, size))
-        self._status = memory
-
     def mem_alloc(self, shape: Any, dtype: Any = "uint8") -> numpy.ndarray:
         """Zeroed, page-aligned memory of the library as an array. mem_free() must be called before the world is
         closed. Collectives treat it as any other array."""
@@ -375,11 +359,12 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
                              "communicator with device=")
         return self._on_gpu or stream_address(stream) != 0
 
-    def _start(self, function: Any, arguments: tuple[Any, ...], result: Any, keep: tuple[Any, ...]) -> Request:
-        self._on_stream(0, keep)
+    def _start(self, function: Any, arguments: tuple[Any, ...], result: Any, keep: tuple[Any, ...],
+               stream: Any = 0) -> Request:
+        self._on_stream(stream, keep)
         request = Request(self, result)
         running[request] = keep  # before the library has it: Ctrl-C may come with its return
-        begun = function(*arguments, self._argument, request._argument)
+        begun = function(*arguments, self._argument, address_argument(stream_address(stream)), request._argument)
         if begun < 0:
             raise self._refusal(request, begun)
         return request

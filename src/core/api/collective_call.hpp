@@ -45,8 +45,9 @@ mep_result_t run(const CollectiveArgs& args, mep_comm_t comm, mep_stream_t strea
   if (in_group() && comm->backend->device() < 0) [[unlikely]] {
     MEP_TRY(check_no_stream(stream));
     return guarded([&] {
-      return start_in_group(
-          [&](mep_request_t* request) { return start_request(comm, kKind, args, request); });
+      return start_in_group([&](mep_request_t* request) {
+        return start_request(comm, kKind, args, stream, request);
+      });
     });
   }
   return guarded([&]() -> mep_result_t {

@@ -111,107 +111,113 @@ mep_result_t mep_alltoallv(const void* sendbuf, void* recvbuf, const uint64_t* s
   return mep::run<Collective::k_alltoallv>(args, comm, stream);
 }
 
-mep_result_t mep_ibarrier(mep_comm_t comm, mep_request_t* request) {
-  return mep::start_request(comm, Collective::k_barrier, CollectiveArgs(), request);
+mep_result_t mep_ibarrier(mep_comm_t comm, mep_stream_t stream, mep_request_t* request) {
+  return mep::start_request(comm, Collective::k_barrier, CollectiveArgs(), stream, request);
 }
 
 mep_result_t mep_ibroadcast(const void* sendbuf, void* recvbuf, size_t count, mep_dtype_t dtype,
-                            int32_t root, mep_comm_t comm, mep_request_t* request) {
+                            int32_t root, mep_comm_t comm, mep_stream_t stream,
+                            mep_request_t* request) {
   const CollectiveArgs args{.send = sendbuf, .receive = recvbuf, .count = count, .dtype = dtype,
                             .root = root};
-  return mep::start_request(comm, Collective::k_broadcast, args, request);
+  return mep::start_request(comm, Collective::k_broadcast, args, stream, request);
 }
 
 mep_result_t mep_iallgather(const void* sendbuf, void* recvbuf, size_t count, mep_dtype_t dtype,
-                            mep_comm_t comm, mep_request_t* request) {
+                            mep_comm_t comm, mep_stream_t stream, mep_request_t* request) {
   const CollectiveArgs args{.send = sendbuf, .receive = recvbuf, .count = count, .dtype = dtype};
-  return mep::start_request(comm, Collective::k_allgather, args, request);
+  return mep::start_request(comm, Collective::k_allgather, args, stream, request);
 }
 
 mep_result_t mep_iallreduce(const void* sendbuf, void* recvbuf, size_t count, mep_dtype_t dtype,
-                            mep_op_t op, mep_comm_t comm, mep_request_t* request) {
+                            mep_op_t op, mep_comm_t comm, mep_stream_t stream,
+                            mep_request_t* request) {
   const CollectiveArgs args{.send = sendbuf, .receive = recvbuf, .count = count, .dtype = dtype,
                             .op = op};
-  return mep::start_request(comm, Collective::k_allreduce, args, request);
+  return mep::start_request(comm, Collective::k_allreduce, args, stream, request);
 }
 
 mep_result_t mep_ireduce(const void* sendbuf, void* recvbuf, size_t count, mep_dtype_t dtype,
-                         mep_op_t op, int32_t root, mep_comm_t comm, mep_request_t* request) {
+                         mep_op_t op, int32_t root, mep_comm_t comm, mep_stream_t stream,
+                         mep_request_t* request) {
   const CollectiveArgs args{.send = sendbuf, .receive = recvbuf, .count = count, .dtype = dtype,
                             .op = op, .root = root};
-  return mep::start_request(comm, Collective::k_reduce, args, request);
+  return mep::start_request(comm, Collective::k_reduce, args, stream, request);
 }
 
 mep_result_t mep_igather(const void* sendbuf, void* recvbuf, size_t count, mep_dtype_t dtype,
-                         int32_t root, mep_comm_t comm, mep_request_t* request) {
+                         int32_t root, mep_comm_t comm, mep_stream_t stream,
+                         mep_request_t* request) {
   const CollectiveArgs args{.send = sendbuf, .receive = recvbuf, .count = count, .dtype = dtype,
                             .root = root};
-  return mep::start_request(comm, Collective::k_gather, args, request);
+  return mep::start_request(comm, Collective::k_gather, args, stream, request);
 }
 
 mep_result_t mep_iscatter(const void* sendbuf, void* recvbuf, size_t count, mep_dtype_t dtype,
-                          int32_t root, mep_comm_t comm, mep_request_t* request) {
+                          int32_t root, mep_comm_t comm, mep_stream_t stream,
+                          mep_request_t* request) {
   const CollectiveArgs args{.send = sendbuf, .receive = recvbuf, .count = count, .dtype = dtype,
                             .root = root};
-  return mep::start_request(comm, Collective::k_scatter, args, request);
+  return mep::start_request(comm, Collective::k_scatter, args, stream, request);
 }
 
 mep_result_t mep_ireduce_scatter(const void* sendbuf, void* recvbuf, size_t count,
                                  mep_dtype_t dtype, mep_op_t op, mep_comm_t comm,
-                                 mep_request_t* request) {
+                                 mep_stream_t stream, mep_request_t* request) {
   const CollectiveArgs args{.send = sendbuf, .receive = recvbuf, .count = count, .dtype = dtype,
                             .op = op};
-  return mep::start_request(comm, Collective::k_reduce_scatter, args, request);
+  return mep::start_request(comm, Collective::k_reduce_scatter, args, stream, request);
 }
 
 mep_result_t mep_ialltoall(const void* sendbuf, void* recvbuf, size_t count, mep_dtype_t dtype,
-                           mep_comm_t comm, mep_request_t* request) {
+                           mep_comm_t comm, mep_stream_t stream, mep_request_t* request) {
   const CollectiveArgs args{.send = sendbuf, .receive = recvbuf, .count = count, .dtype = dtype};
-  return mep::start_request(comm, Collective::k_alltoall, args, request);
+  return mep::start_request(comm, Collective::k_alltoall, args, stream, request);
 }
 
 mep_result_t mep_iallgatherv(const void* sendbuf, void* recvbuf, const uint64_t* counts,
                              const uint64_t* displs, mep_dtype_t dtype, mep_comm_t comm,
-                             mep_request_t* request) {
+                             mep_stream_t stream, mep_request_t* request) {
   const BlockCounts blocks{.counts = counts, .displs = displs};
   const CollectiveArgs args{.send = sendbuf, .receive = recvbuf, .dtype = dtype,
                             .counts = &blocks};
-  return mep::start_request(comm, Collective::k_allgatherv, args, request);
+  return mep::start_request(comm, Collective::k_allgatherv, args, stream, request);
 }
 
 mep_result_t mep_igatherv(const void* sendbuf, void* recvbuf, size_t count, const uint64_t* counts,
                           const uint64_t* displs, mep_dtype_t dtype, int32_t root, mep_comm_t comm,
-                          mep_request_t* request) {
+                          mep_stream_t stream, mep_request_t* request) {
   const BlockCounts blocks{.own = &count, .counts = counts, .displs = displs};
   const CollectiveArgs args{.send = sendbuf, .receive = recvbuf, .dtype = dtype, .root = root,
                             .counts = &blocks};
-  return mep::start_request(comm, Collective::k_gatherv, args, request);
+  return mep::start_request(comm, Collective::k_gatherv, args, stream, request);
 }
 
 mep_result_t mep_iscatterv(const void* sendbuf, void* recvbuf, size_t count,
                            const uint64_t* counts, const uint64_t* displs, mep_dtype_t dtype,
-                           int32_t root, mep_comm_t comm, mep_request_t* request) {
+                           int32_t root, mep_comm_t comm, mep_stream_t stream,
+                           mep_request_t* request) {
   const BlockCounts blocks{.own = &count, .counts = counts, .displs = displs};
   const CollectiveArgs args{.send = sendbuf, .receive = recvbuf, .dtype = dtype, .root = root,
                             .counts = &blocks};
-  return mep::start_request(comm, Collective::k_scatterv, args, request);
+  return mep::start_request(comm, Collective::k_scatterv, args, stream, request);
 }
 
 mep_result_t mep_ireduce_scatterv(const void* sendbuf, void* recvbuf, const uint64_t* counts,
                                   const uint64_t* displs, mep_dtype_t dtype, mep_op_t op,
-                                  mep_comm_t comm, mep_request_t* request) {
+                                  mep_comm_t comm, mep_stream_t stream, mep_request_t* request) {
   const BlockCounts blocks{.counts = counts, .displs = displs};
   const CollectiveArgs args{.send = sendbuf, .receive = recvbuf, .dtype = dtype, .op = op,
                             .counts = &blocks};
-  return mep::start_request(comm, Collective::k_reduce_scatterv, args, request);
+  return mep::start_request(comm, Collective::k_reduce_scatterv, args, stream, request);
 }
 
 mep_result_t mep_ialltoallv(const void* sendbuf, void* recvbuf, const uint64_t* sendcounts,
                             const uint64_t* senddispls, const uint64_t* recvcounts,
                             const uint64_t* recvdispls, mep_dtype_t dtype, mep_comm_t comm,
-                            mep_request_t* request) {
+                            mep_stream_t stream, mep_request_t* request) {
   const BlockCounts blocks{.counts = sendcounts, .displs = senddispls, .recv_counts = recvcounts, .recv_displs = recvdispls};
   const CollectiveArgs args{.send = sendbuf, .receive = recvbuf, .dtype = dtype,
                             .counts = &blocks};
-  return mep::start_request(comm, Collective::k_alltoallv, args, request);
+  return mep::start_request(comm, Collective::k_alltoallv, args, stream, request);
 }

@@ -107,15 +107,6 @@ mep_result_t mep_comm_stats(mep_comm_t comm, mep_comm_stats_t* stats) {
   return MEP_SUCCESS;
 }
 
-mep_result_t mep_comm_set_op_status(mep_comm_t comm, mep_op_status_t* status, size_t bytes) {
-  MEP_TRY(check_comm(comm));
-  return guarded([&]() -> mep_result_t {
-    const mep::CallScope scope(comm);
-    MEP_TRY(scope.check());
-    return comm->backend->set_op_status(status, bytes);
-  });
-}
-
 mep_result_t mep_comm_name(mep_comm_t comm, const char** name) {
   MEP_TRY(check_comm(comm));
   if (name == nullptr) return null_argument("name");

@@ -157,7 +157,8 @@ class MessageRequest final : public mep_request {
   mep_message_t* const told_;
 };
 
-mep_result_t start_message(mep_comm_t comm, const MessageCall& call, mep_request_t* request) {
+mep_result_t start_message(mep_comm_t comm, const MessageCall& call, mep_stream_t stream,
+                           mep_request_t* request) {
   if (request == nullptr) return null_argument("request");
   *request = nullptr;
   MEP_TRY(check_comm(comm));
@@ -165,7 +166,8 @@ mep_result_t start_message(mep_comm_t comm, const MessageCall& call, mep_request
     const CallScope scope(comm);
     MEP_TRY(scope.check());
     CountedCall counted(comm->comm->counters(), kind_of(call.is_send), name_of({&call, 1}));
-    const mep_result_t checked = check(comm, call);
+    mep_result_t checked = check(comm, call);
+    if (checked == MEP_SUCCESS) checked = check_no_stream(stream);
     if (checked != MEP_SUCCESS) return counted.end(checked, 0);
     Messages& messages = comm->comm->messages();
     void* const block = messages.request_blocks().take(sizeof(MessageRequest));
@@ -266,7 +268,7 @@ mep_result_t run_or_group(mep_comm_t comm, std::span<const MessageCall> calls,
     for (const MessageCall& call : calls) MEP_TRY(check(comm, call));
     for (const MessageCall& call : calls) {
       MEP_TRY(start_in_group(
-          [&](mep_request_t* request) { return start_message(comm, call, request); }));
+          [&](mep_request_t* request) { return start_message(comm, call, stream, request); }));
     }
     return MEP_SUCCESS;
   });
@@ -352,14 +354,15 @@ mep_result_t mep_sendrecv(const void* sendbuf, size_t sendcount, int32_t dest, i
 }
 
 mep_result_t mep_isend(const void* buffer, size_t count, mep_dtype_t dtype, int32_t dest,
-                       int32_t tag, mep_comm_t comm, mep_request_t* request) {
-  return mep::start_message(comm, mep::sending(buffer, count, dtype, dest, tag), request);
+                       int32_t tag, mep_comm_t comm, mep_stream_t stream, mep_request_t* request) {
+  return mep::start_message(comm, mep::sending(buffer, count, dtype, dest, tag), stream, request);
 }
 
 mep_result_t mep_irecv(void* buffer, size_t count, mep_dtype_t dtype, int32_t source, int32_t tag,
-                       mep_comm_t comm, mep_message_t* message, mep_request_t* request) {
+                       mep_comm_t comm, mep_message_t* message, mep_stream_t stream,
+                       mep_request_t* request) {
   return mep::start_message(comm, mep::receiving(buffer, count, dtype, source, tag, message),
-                            request);
+                            stream, request);
 }
 
 mep_result_t mep_probe(int32_t source, int32_t tag, mep_comm_t comm, mep_message_t* message) {

@@ -15,6 +15,10 @@
 
 mep_request::mep_request(mep_comm_t of) : comm(of) {}
 
+bool mep_request::rings_event() const {
+  return comm->comm->world().progress_thread() != nullptr;
+}
+
 mep_request::~mep_request() {
   if (event.valid()) comm->comm->world().request_event().remove(event);
 }
@@ -66,32 +70,109 @@ class CollectiveRequest final : public mep_request {
   uint64_t given_bytes_ = 0;
 };
 
+// A collective on a stream. It ends by itself, on the GPU.
+class StreamRequest final : public mep_request {
+ public:
+  explicit StreamRequest(mep_comm_t of) : mep_request(of) {}
+  mep_result_t start(Collective kind, const CollectiveArgs& args, mep_stream_t stream) {
+    name_ = name_of(kind);
+    MEP_TRY(gpu().lend_record(stream, &record_));
+    CollectiveArgs recorded = args;
+    recorded.status = record_->status;
+    const FlightLog& flight = comm->comm->identity().flight();
+    const uint64_t ticket = flight.is_on() ? record_enqueueing(kind, args, comm) : 0;
+    const mep_result_t enqueued = comm->backend->run(kind, recorded, stream);
+    flight.end(ticket, enqueued);
+    if (enqueued != MEP_SUCCESS) gpu().records().give_back(record_);
+    if (enqueued == MEP_SUCCESS) given_bytes_ = given_bytes(kind, args, *comm->comm);
+    return enqueued;
+  }
+  CallKind call_kind() const override { return CallKind::kCollective; }
+  uint64_t call_bytes() const override { return given_bytes_; }
+  bool look() override { return mep::has_ended(*record_); }
+  void release() override {
+    gpu().records().give_back(record_);
+    --comm->users;
+    delete this;
+  }
+  void note_overdue() override {}
+  void end_overdue() override {}
+  Deadline deadline() const override { return Deadline::never(); }
+  mep_result_t result() const override { return record_->status->result; }
+  const char* text() const override { return text_; }
+  void tell() override {
+    const auto ranks = static_cast<int>(record_->status->failed_count);
+    (void)snprintf(text_, sizeof text_, "%s on a stream ended with %s; ranks missing: %d", name_,
+                   mep_result_string(result()), ranks);
+  }
+  mep_result_t cancel() override {
+    return fail(MEP_ERR_UNSUPPORTED, "only a receive can be cancelled");
+  }
+  mep_result_t describe(mep_op_info_t* info) const override {
+    const mep_op_status_t& status = *record_->status;
+    OperationRecord record;
+    record.result = MEP_IN_PROGRESS;
+    record.epoch = comm->comm->latest_view()->epoch;
+    record.input_intact = false;
+    record.contributors.assign(rank_words(comm->comm->size()), 0);
+    record.failed = record.contributors;
+    if (mep::has_ended(*record_)) {
+      record.result = status.result;
+      record.epoch = status.epoch;
+      record.seq = status.seq;
+      std::copy_n(mep_op_status_failed(&status), status.failed_words, record.failed.begin());
+    }
+    return record.fill(comm->comm->size(), info);
+  }
+  void set_event(int fd) override { gpu().records().set_event(record_, fd); }
+  bool rings_event() const override { return true; }
+
+ private:
+  GpuBackend& gpu() const { return *comm->backend->gpu_backend(); }
+
+  StreamRecord* record_ = nullptr;
+  const char* name_ = nullptr;
+  uint64_t given_bytes_ = 0;
+  char text_[kErrorTextBytes] = "";
+};
+
+// `made` has begun: the comm refers to it until it has ended.
+void hand_out(std::unique_ptr<mep_request> made, mep_request_t* request) {
+  mep_request* const begun = made.release();
+  ++begun->comm->users;
+  *request = begun;
+  begun->done = begun->look();
+}
+
 }  // namespace
 
 mep_result_t start_request(mep_comm_t comm, Collective kind, const CollectiveArgs& args,
-                           mep_request_t* request) {
+                           mep_stream_t stream, mep_request_t* request) {
   if (request == nullptr) return null_argument("request");
   *request = nullptr;
   MEP_TRY(check_comm(comm));
   if (is_in_place(args)) [[unlikely]] {
     CollectiveArgs resolved = args;
     MEP_TRY(resolve_in_place(kind, *comm->comm, &resolved));
-    return start_request(comm, kind, resolved, request);
+    return start_request(comm, kind, resolved, stream, request);
   }
   return guarded([&]() -> mep_result_t {
     const CallScope scope(comm);
     MEP_TRY(scope.check());
     CountedCall counted(comm->comm->counters(), CallKind::kCollective, name_of(kind));
-    auto made = std::make_unique<CollectiveRequest>(comm);
-    const mep_result_t started = made->start(kind, args);
-    if (started != MEP_SUCCESS) return counted.end(started, 0);
-    counted.leave_to_request();
-    // The comm refers to it: it stays until it has ended.
-    mep_request* const begun = made.release();
-    ++comm->users;
-    *request = begun;
-    begun->done = begun->look();
-    return MEP_SUCCESS;
+    const auto begin = [&](auto made, auto&&... more) -> mep_result_t {
+      const mep_result_t started = made->start(kind, args, more...);
+      if (started != MEP_SUCCESS) return counted.end(started, 0);
+      counted.leave_to_request();
+      hand_out(std::move(made), request);
+      return MEP_SUCCESS;
+    };
+    if (comm->backend->gpu_backend() != nullptr) {
+      return begin(std::make_unique<StreamRequest>(comm), stream);
+    }
+    const mep_result_t checked = check_no_stream(stream);
+    if (checked != MEP_SUCCESS) return counted.end(checked, 0);
+    return begin(std::make_unique<CollectiveRequest>(comm));
   });
 }
 
@@ -137,11 +218,11 @@ mep_result_t finish(mep_request_t* request, mep_op_info_t* info) {
   return result;
 }
 
-// With a progress thread it becomes readable when the operation has ended: that thread, or the call that comes
-// before it, writes to it. Else it is the bell's, which knows no more than that a look is worth while.
+// With a progress thread, and on a stream, it becomes readable when the operation has ended: the thread that finds
+// it ended writes to it. Else it is the bell's, which knows no more than that a look is worth while.
 mep_result_t make_event(mep_request& request) {
   World& world = request.comm->comm->world();
-  if (world.progress_thread() == nullptr) {
+  if (!request.rings_event()) {
     return world.request_event().add(request.deadline(), &request.event);
   }
   UniqueFd made;

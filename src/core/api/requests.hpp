@@ -30,6 +30,8 @@ struct mep_request {
 
   [[nodiscard]] virtual mep_result_t describe(mep_op_info_t* info) const = 0;
   virtual void set_event(int event) = 0;
+  // The event is written to when the operation has ended, and not before.
+  virtual bool rings_event() const;
   // For the comm's counters; the bytes once it has ended without an error.
   virtual mep::CallKind call_kind() const = 0;
   virtual uint64_t call_bytes() const = 0;
@@ -48,6 +50,7 @@ struct mep_request {
 namespace mep {
 
 [[nodiscard]] mep_result_t start_request(mep_comm_t comm, Collective kind,
-                                         const CollectiveArgs& args, mep_request_t* request);
+                                         const CollectiveArgs& args, mep_stream_t stream,
+                                         mep_request_t* request);
 
 }  // namespace mep

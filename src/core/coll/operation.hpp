@@ -44,6 +44,8 @@ struct CollectiveArgs {
   int32_t root = 0;
   const BlockCounts* counts = nullptr;  // of those that have them, during the call
   CallPurpose purpose = CallPurpose::kCall;
+  // On a stream: where the operation writes how it ended, with room for all ranks; null: nowhere.
+  mep_op_status_t* status = nullptr;
 };
 
 // The table's facts about a collective, and how it is carried out on host memory.

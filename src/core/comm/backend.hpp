@@ -69,8 +69,6 @@ class Backend {
   virtual bool busy() const = 0;
   // ViewParticipants of the Comm that are the backend's.
   virtual size_t view_participants() const = 0;
-  // Where operations that are enqueued from now on write how they ended; null: nowhere.
-  [[nodiscard]] virtual mep_result_t set_op_status(mep_op_status_t* status, uint64_t bytes) = 0;
   // Beside what the Comm does itself:
   virtual void set_timeout_ms(uint32_t ms) = 0;
   virtual void revoke() = 0;

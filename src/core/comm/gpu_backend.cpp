@@ -5,7 +5,6 @@
 #include "base/library_thread.hpp"
 #include "base/status.hpp"
 #include "core/comm/comm.hpp"
-#include "core/operation/operation_record.hpp"
 
 namespace mep {
 namespace {
@@ -21,7 +20,7 @@ GpuBackend::GpuBackend(uint8_t which, Comm& comm, const GpuPlace& place)
 }
 
 mep_result_t GpuBackend::begin(Collective, const CollectiveArgs&, Operation*) {
-  return check_host("a nonblocking call");
+  return check_host("an operation of the host");
 }
 
 mep_result_t GpuBackend::check_stream(const void* stream) const {
@@ -30,15 +29,6 @@ mep_result_t GpuBackend::check_stream(const void* stream) const {
               "%u ranks share GPU %d: each needs a stream of its own, made with "
               "cudaStreamNonBlocking; the NULL stream would make them wait for each other",
               place().ranks_on_device, place().device);
-}
-
-mep_result_t GpuBackend::set_op_status(mep_op_status_t* status, uint64_t bytes) {
-  if (status != nullptr) {
-    MEP_TRY(check_op_status(status, bytes, "bytes"));
-    MEP_TRY(check_memory(status, "status"));
-  }
-  status_place_ = {status, bytes};
-  return MEP_SUCCESS;
 }
 
 // --- The watcher ----------------------------------------------------------------------------------
@@ -78,6 +68,7 @@ void GpuBackend::watch_all() {
   // Relaxed: stop_ publishes nothing else.
   while (!stop_.load(std::memory_order_relaxed)) {
     watch();
+    if (records_.watch()) comm_.world().wake();
     {
       const std::lock_guard lock(parts_mutex_);
       for (GpuPart* part : parts_) part->watch();

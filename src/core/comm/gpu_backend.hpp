@@ -14,6 +14,7 @@
 #include "base/clock.hpp"
 #include "core/comm/backend.hpp"
 #include "core/comm/gpu_reach.hpp"
+#include "core/comm/stream_records.hpp"
 #include "mep.h"
 
 namespace mep {
@@ -83,7 +84,9 @@ class GpuBackend : public Backend {
   [[nodiscard]] mep_result_t check_stream(const void* stream) const;
   // First failure of a collective since the last call.
   virtual mep_result_t take_failure() = 0;
-  mep_result_t set_op_status(mep_op_status_t* status, uint64_t bytes) override;
+  // A record for an operation on `stream`, where it is not captured. Until give_back() the operation may write to it.
+  [[nodiscard]] virtual mep_result_t lend_record(void* stream, StreamRecord** out) = 0;
+  StreamRecords& records() { return records_; }
   void revoke() override {}
   // The steps by which a communicator of hosts gets a GPU at `place`, each as the error of a rank that could not do it
   // names it. All ranks take each step at one time and agree on it. *made is of host memory before a step replaces it.
@@ -107,16 +110,8 @@ class GpuBackend : public Backend {
   }
 
  protected:
-  struct StatusPlace {
-    mep_op_status_t* record = nullptr;  // null: none is wanted
-    uint64_t bytes = 0;
-  };
-
   Comm& comm_;
 
-  const StatusPlace& status_place() const { return status_place_; }
-  // Memory that kernels can use: device, managed or pinned.
-  [[nodiscard]] virtual mep_result_t check_memory(const void* memory, const char* name) const = 0;
   [[nodiscard]] mep_result_t meet_joiners_of_parts(const Deadline& deadline);
   // The thread that takes the reports of kernels, the backend's and its parts'. One, whoever starts it.
   [[nodiscard]] mep_result_t start_watcher();
@@ -130,7 +125,7 @@ class GpuBackend : public Backend {
   mep_result_t begin(Collective kind, const CollectiveArgs& args, Operation* operation) override;
 
   const GpuPlace place_;
-  StatusPlace status_place_;  // of the caller's thread
+  StreamRecords records_;
   std::vector<std::shared_ptr<const void>> kept_;
   std::mutex parts_mutex_;
   std::vector<GpuPart*> parts_;

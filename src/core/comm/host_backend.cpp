@@ -11,11 +11,6 @@ class HostBackend final : public Backend {
   mep_result_t take_any_failure() override {
     return fail(MEP_ERR_UNSUPPORTED, "a host communicator has no stream operations");
   }
-  mep_result_t set_op_status(mep_op_status_t*, uint64_t) override {
-    return fail(MEP_ERR_UNSUPPORTED,
-                "a host communicator has no stream operations: mep_comm_last_op tells how the last "
-                "one ended");
-  }
   bool busy() const override { return false; }
   size_t view_participants() const override { return 0; }
   void set_timeout_ms(uint32_t) override {}

@@ -24,10 +24,30 @@ mep_result_t CudaBackend::count_layout(const device::DispatchLayout& layout, voi
   return enqueue_layout(device(), layout, stream);
 }
 
-mep_result_t CudaBackend::check_memory(const void* memory, const char* name) const {
+mep_result_t CudaBackend::open_records() {
+  MEP_TRY(PinnedMemory::create(StreamRecords::bytes(comm_.size()), &record_memory_));
+  records().open(static_cast<std::byte*>(record_memory_->data()), comm_.size());
+  return MEP_SUCCESS;
+}
+
+mep_result_t CudaBackend::lend_record(void* stream, StreamRecord** out) {
   const DeviceScope scope(device());
   MEP_TRY(scope.check());
-  return check_pointer(device(), memory, name);
+  MEP_TRY(check_call(stream));
+  bool capturing = false;
+  MEP_TRY(is_capturing(stream, &capturing));
+  if (capturing) {
+    return fail(MEP_ERR_UNSUPPORTED,
+                "the stream is captured in a graph, and a request ends once: capture the blocking "
+                "form, which enqueues only");
+  }
+  MEP_TRY(start_watcher());
+  *out = records().lend();
+  if (*out != nullptr) return MEP_SUCCESS;
+  return fail(MEP_ERR_NO_MEMORY,
+              "%zu requests of comm %s are not finished; finish some of them with "
+              "mep_request_wait first",
+              StreamRecords::kMost, comm_.name().c_str());
 }
 
 mep_result_t CudaBackend::check_call(const void* stream) const {

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "core/comm/gpu_backend.hpp"
+#include "transport/cuda/device_memory.hpp"
 
 namespace mep {
 
@@ -16,14 +17,19 @@ class CudaBackend : public GpuBackend {
   mep_result_t estimate_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
                                    mep_ep_size_t* out) const override;
   mep_result_t count_layout(const device::DispatchLayout& layout, void* stream) override;
+  mep_result_t lend_record(void* stream, StreamRecord** out) override;
   // Before every call on a stream. The GPU is the thread's current one.
   [[nodiscard]] mep_result_t check_call(const void* stream) const;
 
  protected:
-  mep_result_t check_memory(const void* memory, const char* name) const override;
+  // When the backend is made.
+  [[nodiscard]] mep_result_t open_records();
   // Before a collective; with counts the caller looks at the buffers.
   [[nodiscard]] mep_result_t check_collective(Collective kind, const CollectiveArgs& args,
                                               const void* stream) const;
+
+ private:
+  std::shared_ptr<PinnedMemory> record_memory_;
 };
 
 }  // namespace mep

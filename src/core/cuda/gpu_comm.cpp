@@ -99,7 +99,7 @@ mep_result_t GpuComm::open() {
   MEP_TRY(windows_.offer(layout_.window_bytes()));
   MEP_TRY(DeviceMemory::create(device(), sizeof(CollState), &state_memory_));
   MEP_TRY(channel_.open());
-  MEP_TRY(PinnedMemory::create(sizeof(device::OpStatus), &proof_memory_));
+  MEP_TRY(open_records());
   state_ = reinterpret_cast<CollState*>(state_memory_->data());
   MEP_TRY(messages_.open(device(), state_));
   stream_ = std::make_unique<DeviceStream>();
@@ -143,13 +143,18 @@ mep_result_t GpuComm::write_state(const device::CollDecision& begin, uint64_t ti
   return copy_to_device(state_, &first, sizeof first);
 }
 
+device::OpStatusPlace GpuComm::place_of(mep_op_status_t* status) const {
+  const uint32_t ranks = comm_.size();
+  return device::op_status_place(status, mep_op_status_size(static_cast<int32_t>(ranks)), ranks);
+}
+
 mep_result_t GpuComm::begin_proof() {
   const DeviceScope scope(device());
   MEP_TRY(scope.check());
   CollCall call{};
   call.kind = Collective::k_barrier;
-  call.status = device::op_status_place(static_cast<mep_op_status_t*>(proof_memory_->data()),
-                                        sizeof(device::OpStatus), comm_.size());
+  proof_ = records().lend();
+  call.status = place_of(proof_->status);
   // Launches as many blocks as the largest operation has: if these meet here, those of all operations fit.
   return device::launch_coll(call, state_, layout_, layout_.ctas, stream_->get());
 }
@@ -158,8 +163,9 @@ mep_result_t GpuComm::end_proof() {
   const DeviceScope scope(device());
   MEP_TRY(scope.check());
   MEP_TRY(stream_->synchronize());
-  const auto* status = static_cast<const mep_op_status_t*>(proof_memory_->data());
-  if (status->result != MEP_SUCCESS) {
+  const mep_result_t met = proof_->status->result;
+  records().give_back(proof_);
+  if (met != MEP_SUCCESS) {
     return fail(MEP_ERR_UNSUPPORTED,
                 "the kernels of %u ranks do not run together on GPU %d: they did not meet within "
                 "%llu ms. Use fewer ranks on it, let no other program fill it, and set "
@@ -206,7 +212,7 @@ mep_result_t GpuComm::carry_out(Collective kind, const CollectiveArgs& args, voi
   call.op = args.op;
   call.kind = kind;
   call.root = static_cast<uint32_t>(args.root);
-  call.status = device::op_status_place(status_place().record, status_place().bytes, comm_.size());
+  call.status = place_of(args.status);
   if (type.has_counts) return launch_counted(args, &call, stream);
   return device::launch_coll(call, state_, layout_, 0, stream);
 }

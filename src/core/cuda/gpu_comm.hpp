@@ -68,6 +68,7 @@ class GpuComm : public CudaBackend, public ViewParticipant {
 
  private:
   mep_result_t carry_out(Collective kind, const CollectiveArgs& args, void* stream) override;
+  device::OpStatusPlace place_of(mep_op_status_t* status) const;
   mep_result_t launch_counted(const CollectiveArgs& args, device::CollCall* call, void* stream);
   void watch() override;
   mep_result_t start();
@@ -87,7 +88,7 @@ class GpuComm : public CudaBackend, public ViewParticipant {
   GpuMessages messages_;
   device::CollLayout layout_{};
   std::shared_ptr<DeviceMemory> state_memory_;
-  std::shared_ptr<PinnedMemory> proof_memory_;
+  StreamRecord* proof_ = nullptr;       // between begin_proof() and end_proof()
   device::CollState* state_ = nullptr;  // device address
   std::unique_ptr<DeviceStream> stream_;
   bool is_connected_ = false;

@@ -52,6 +52,7 @@ mep_result_t StagedComm::open() {
   stream_ = std::make_unique<DeviceStream>();
   MEP_TRY(stream_->open());
   MEP_TRY(PinnedMemory::create(kStagingBytes, &staging_));
+  MEP_TRY(open_records());
   MEP_TRY(nic_.start());
   // Its id follows from the comm's, which does not change when that is renamed.
   stream_comm_ = std::make_unique<Comm>(comm_.world_ptr(), comm_.name() + "#stream", comm_.slots(),
@@ -130,8 +131,10 @@ mep_result_t StagedComm::enqueue_part(Collective kind, const CollectiveArgs& arg
   } else if (plan.gets && (output != input || send != receive)) {
     outputs.add(output, receive, 1, bytes, 0, 0);
   }
-  const device::OpStatusPlace status =
-      device::op_status_place(status_place().record, status_place().bytes, comm_.size());
+  // The last part tells how all of it ended.
+  mep_op_status_t* const record = begin + count == args.count ? args.status : nullptr;
+  const device::OpStatusPlace status = device::op_status_place(
+      record, mep_op_status_size(static_cast<int32_t>(comm_.size())), comm_.size());
   return check_cuda(
       device::stage_collective(channel_.kernels(), request, inputs, outputs, status, stream),
       name_of(kind));

@@ -12,6 +12,7 @@
 #include "core/bootstrap/hello.hpp"
 #include "core/world/control_thread.hpp"
 #include "core/world/wait_decision.hpp"
+#include "transport/doorbell.hpp"
 
 namespace mep {
 namespace {
@@ -112,6 +113,10 @@ mep_result_t World::await_connections(const Deadline& deadline, bool is_joiner) 
     }
   }
   return MEP_SUCCESS;
+}
+
+void World::wake() const {
+  doorbell_ring(doorbell());
 }
 
 void World::count_allocation(int change) {

@@ -60,6 +60,8 @@ class World : public std::enable_shared_from_this<World> {
   uint32_t max_slots() const { return peers_.count(); }
   const WaitPolicy& wait_policy() const { return wait_policy_; }
   Doorbell* doorbell() const { return windows_.doorbell(); }
+  // Wakes the threads of this rank that wait.
+  void wake() const;
 
   // Descriptors that tell of progress; any thread.
   RequestEvent& request_event() { return *request_event_; }

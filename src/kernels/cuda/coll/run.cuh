@@ -445,7 +445,7 @@ struct CollLeader {
     head.epoch = frame->epoch;
     head.seq = frame->refused == 0 ? frame->seq : 0;
     const uint64_t failed[1] = {missing_ranks};
-    write_op_status(call->status, head, failed);
+    write_op_status<true>(call->status, head, failed);
   }
 
   __device__ void tell_failure(int32_t outcome) {

@@ -12,13 +12,13 @@ __global__ void __launch_bounds__(kStageThreads)
                  StageCopies outputs, OpStatusPlace status) {
   if (channel.state->ended == 0) copy_all(inputs, channel.state, threadIdx.x, kStageThreads);
   __syncthreads();
-  if (threadIdx.x == 0) {
-    exchange_with_host(channel, request);
-    tell_status(status, channel.state->answer);
-  }
+  if (threadIdx.x == 0) exchange_with_host(channel, request);
   __syncthreads();
-  if (channel.state->answer.result != MEP_SUCCESS) return;
-  copy_all(outputs, channel.state, threadIdx.x, kStageThreads);
+  if (channel.state->answer.result == MEP_SUCCESS) {
+    copy_all(outputs, channel.state, threadIdx.x, kStageThreads);
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) tell_status(status, channel.state->answer);
 }
 
 __global__ void __launch_bounds__(kStageThreads)
@@ -33,9 +33,12 @@ __global__ void __launch_bounds__(kStageThreads)
   copy_all(outputs, state, blockIdx.x * kStageThreads + threadIdx.x, gridDim.x * kStageThreads);
 }
 
-__global__ void exchange_kernel(StageChannel channel, StageRequest request, OpStatusPlace status) {
+__global__ void exchange_kernel(StageChannel channel, StageRequest request) {
   exchange_with_host(channel, request);
-  tell_status(status, channel.state->answer);
+}
+
+__global__ void status_kernel(const StageState* state, OpStatusPlace status) {
+  tell_status(status, state->answer);
 }
 
 // Sets the units; the bytes of all.
@@ -59,7 +62,8 @@ int load_stage_kernels() {
   for (const void* kernel :
        {reinterpret_cast<const void*>(whole_kernel), reinterpret_cast<const void*>(input_kernel),
         reinterpret_cast<const void*>(output_kernel),
-        reinterpret_cast<const void*>(exchange_kernel)}) {
+        reinterpret_cast<const void*>(exchange_kernel),
+        reinterpret_cast<const void*>(status_kernel)}) {
     const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
     if (error != cudaSuccess) return error;
   }
@@ -82,9 +86,12 @@ int stage_collective(const StageChannel& channel, const StageRequest& request,
   if (in != 0) {
     launch_kernel(input_kernel, stage_ctas(in), kStageThreads, 0, stream, channel.state, inputs);
   }
-  launch_kernel(exchange_kernel, 1, 1, 0, stream, channel, request, status);
+  launch_kernel(exchange_kernel, 1, 1, 0, stream, channel, request);
   if (out != 0) {
     launch_kernel(output_kernel, stage_ctas(out), kStageThreads, 0, stream, channel.state, outputs);
+  }
+  if (status.record != nullptr) {
+    launch_kernel(status_kernel, 1, 1, 0, stream, channel.state, status);
   }
   return cudaGetLastError();
 }

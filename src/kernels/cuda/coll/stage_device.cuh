@@ -108,7 +108,7 @@ __device__ inline void exchange_with_host(const StageChannel& channel,
 
 // By one thread: what the host says of the operation.
 __device__ inline void tell_status(const OpStatusPlace& to, const StageAnswer& answer) {
-  if (to.record != nullptr) write_op_status(to, answer.status.head, answer.status.failed);
+  if (to.record != nullptr) write_op_status<true>(to, answer.status.head, answer.status.failed);
 }
 
 // --- Launching --------------------------------------------------------------------------------------

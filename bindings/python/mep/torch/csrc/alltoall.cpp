@@ -88,8 +88,9 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::alltoall_base(at::Tensor& output, at::
   if (output_splits.empty() && input_splits.empty()) {
     call.steps.push_back([from = from.data_ptr(), to = place.data_ptr(), count = sent[0] * scale,
                           dtype = elements.dtype](const Target& at) {
-      return at.request == nullptr ? mep_alltoall(from, to, count, dtype, at.comm, at.stream)
-                                   : mep_ialltoall(from, to, count, dtype, at.comm, at.request);
+      return at.request == nullptr
+                 ? mep_alltoall(from, to, count, dtype, at.comm, at.stream)
+                 : mep_ialltoall(from, to, count, dtype, at.comm, nullptr, at.request);
     });
     return run(std::move(call));
   }
@@ -103,7 +104,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::alltoall_base(at::Tensor& output, at::
                ? mep_alltoallv(from, to, send_counts.data(), nullptr, receive_counts.data(),
                                nullptr, dtype, at.comm, at.stream)
                : mep_ialltoallv(from, to, send_counts.data(), nullptr, receive_counts.data(),
-                                nullptr, dtype, at.comm, at.request);
+                                nullptr, dtype, at.comm, nullptr, at.request);
   });
   return run(std::move(call));
 } catch (const c10::ValueError&) {
@@ -136,7 +137,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::alltoall(Tensors& outputs, Tensors& in
                                receive_counts, received.displs.data(), MEP_UINT8, at.comm,
                                at.stream)
                : mep_ialltoallv(sent.base, received.base, send_counts, sent.displs.data(),
-                                receive_counts, received.displs.data(), MEP_UINT8, at.comm,
+                                receive_counts, received.displs.data(), MEP_UINT8, at.comm, nullptr,
                                 at.request);
   });
   if (received.packed.defined()) {

@@ -81,7 +81,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::broadcast(Tensors& tensors,
                         root](const Target& at) {
     return at.request == nullptr
                ? mep_broadcast(data, data, elements.count, elements.dtype, root, at.comm, at.stream)
-               : mep_ibroadcast(data, data, elements.count, elements.dtype, root, at.comm,
+               : mep_ibroadcast(data, data, elements.count, elements.dtype, root, at.comm, nullptr,
                                 at.request);
   });
   return run(std::move(call));
@@ -99,7 +99,7 @@ void ProcessGroupMep::add_allreduce(at::Tensor& tensor, const c10d::ReduceOp& op
                          count = static_cast<size_t>(place.numel()), reduction](const Target& at) {
     return at.request == nullptr
                ? mep_allreduce(from, to, count, reduction.dtype, reduction.op, at.comm, at.stream)
-               : mep_iallreduce(from, to, count, reduction.dtype, reduction.op, at.comm,
+               : mep_iallreduce(from, to, count, reduction.dtype, reduction.op, at.comm, nullptr,
                                 at.request);
   });
   divide_after(reduction, tensor, size_, call);
@@ -160,7 +160,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::reduce(Tensors& tensors,
     return at.request == nullptr ? mep_reduce(from, to, count, reduction.dtype, reduction.op, root,
                                               at.comm, at.stream)
                                  : mep_ireduce(from, to, count, reduction.dtype, reduction.op, root,
-                                               at.comm, at.request);
+                                               at.comm, nullptr, at.request);
   });
   if (is_root) divide_after(reduction, tensor, size_, &call);
   return run(std::move(call));
@@ -184,7 +184,8 @@ void ProcessGroupMep::add_allgather(at::Tensor& output, const at::Tensor& input,
                          elements = elements_of(from)](const Target& at) {
     return at.request == nullptr
                ? mep_allgather(from, to, elements.count, elements.dtype, at.comm, at.stream)
-               : mep_iallgather(from, to, elements.count, elements.dtype, at.comm, at.request);
+               : mep_iallgather(from, to, elements.count, elements.dtype, at.comm, nullptr,
+                                at.request);
   });
 }
 
@@ -210,7 +211,8 @@ void ProcessGroupMep::add_allgather_list(Tensors& outputs, const at::Tensor& inp
     const uint64_t* displs = blocks.displs.data();
     return at.request == nullptr
                ? mep_allgatherv(from, blocks.base, counts, displs, MEP_UINT8, at.comm, at.stream)
-               : mep_iallgatherv(from, blocks.base, counts, displs, MEP_UINT8, at.comm, at.request);
+               : mep_iallgatherv(from, blocks.base, counts, displs, MEP_UINT8, at.comm, nullptr,
+                                 at.request);
   });
   if (blocks.packed.defined()) {
     append_finish([packed = blocks.packed, outputs] { copy_out(packed, outputs); }, call);
@@ -311,7 +313,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::gather(std::vector<Tensors>& outputs, 
                           root](const Target& at) {
       return at.request == nullptr
                  ? mep_gather(from, to, bytes, MEP_UINT8, root, at.comm, at.stream)
-                 : mep_igather(from, to, bytes, MEP_UINT8, root, at.comm, at.request);
+                 : mep_igather(from, to, bytes, MEP_UINT8, root, at.comm, nullptr, at.request);
     });
     return run(std::move(call));
   }
@@ -323,7 +325,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::gather(std::vector<Tensors>& outputs, 
     return at.request == nullptr ? mep_gatherv(from, blocks.base, bytes, counts, displs, MEP_UINT8,
                                                root, at.comm, at.stream)
                                  : mep_igatherv(from, blocks.base, bytes, counts, displs, MEP_UINT8,
-                                                root, at.comm, at.request);
+                                                root, at.comm, nullptr, at.request);
   });
   if (blocks.packed.defined()) {
     append_finish([packed = blocks.packed, places] { copy_out(packed, places); }, &call);
@@ -362,7 +364,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::scatter(Tensors& outputs, std::vector<
                           bytes, root](const Target& at) {
       return at.request == nullptr
                  ? mep_scatter(from, to, bytes, MEP_UINT8, root, at.comm, at.stream)
-                 : mep_iscatter(from, to, bytes, MEP_UINT8, root, at.comm, at.request);
+                 : mep_iscatter(from, to, bytes, MEP_UINT8, root, at.comm, nullptr, at.request);
     });
     return run(std::move(call));
   }
@@ -377,7 +379,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::scatter(Tensors& outputs, std::vector<
     return at.request == nullptr ? mep_scatterv(blocks.base, to, bytes, counts, displs, MEP_UINT8,
                                                 root, at.comm, at.stream)
                                  : mep_iscatterv(blocks.base, to, bytes, counts, displs, MEP_UINT8,
-                                                 root, at.comm, at.request);
+                                                 root, at.comm, nullptr, at.request);
   });
   return run(std::move(call));
 } catch (const c10::ValueError&) {
@@ -406,7 +408,7 @@ void ProcessGroupMep::add_reduce_scatter(at::Tensor& output, const at::Tensor& i
     return at.request == nullptr ? mep_reduce_scatter(from, to, count, reduction.dtype,
                                                       reduction.op, at.comm, at.stream)
                                  : mep_ireduce_scatter(from, to, count, reduction.dtype,
-                                                       reduction.op, at.comm, at.request);
+                                                       reduction.op, at.comm, nullptr, at.request);
   });
   divide_after(reduction, output, size_, call);
 }
@@ -443,7 +445,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::reduce_scatter(
                ? mep_reduce_scatterv(blocks.base, to, counts, displs, reduction.dtype, reduction.op,
                                      at.comm, at.stream)
                : mep_ireduce_scatterv(blocks.base, to, counts, displs, reduction.dtype,
-                                      reduction.op, at.comm, at.request);
+                                      reduction.op, at.comm, nullptr, at.request);
   });
   divide_after(reduction, output, size_, &call);
   return run(std::move(call));

@@ -309,7 +309,7 @@ void ProcessGroupMep::refuse(const Tensors& tensors) {
   if (is_coalescing_ || (!tensors.empty() && !tensors[0].is_cpu())) return;
   Call call = call_of(OpType::BARRIER, "barrier", "barrier", c10d::BarrierOptions());
   call.is_async = true;
-  call.steps.push_back([](const Target& at) { return mep_ibarrier(at.comm, at.request); });
+  call.steps.push_back([](const Target& at) { return mep_ibarrier(at.comm, nullptr, at.request); });
   (void)run(std::move(call));
 }
 
@@ -350,7 +350,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::send(Tensors& tensors, int peer, int t
       [data = tensor.data_ptr(), bytes = tensor.nbytes(), peer, tag](const Target& at) {
         return at.request == nullptr
                    ? mep_send(data, bytes, MEP_UINT8, peer, tag, at.comm, at.stream)
-                   : mep_isend(data, bytes, MEP_UINT8, peer, tag, at.comm, at.request);
+                   : mep_isend(data, bytes, MEP_UINT8, peer, tag, at.comm, nullptr, at.request);
       });
   return run_message(std::move(call));
 }
@@ -367,7 +367,8 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::receive(Tensors& tensors, int source, 
                         message = call.message](const Target& at) {
     return at.request == nullptr
                ? mep_recv(data, bytes, MEP_UINT8, source, tag, at.comm, nullptr, at.stream)
-               : mep_irecv(data, bytes, MEP_UINT8, source, tag, at.comm, message.get(), at.request);
+               : mep_irecv(data, bytes, MEP_UINT8, source, tag, at.comm, message.get(), nullptr,
+                           at.request);
   });
   return run_message(std::move(call));
 }
@@ -391,7 +392,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::barrier(const c10d::BarrierOptions& op
   Call call = call_of(c10d::OpType::BARRIER, "barrier", "barrier", opts);
   call.steps.push_back([](const Target& at) {
     return at.request == nullptr ? mep_barrier(at.comm, at.stream)
-                                 : mep_ibarrier(at.comm, at.request);
+                                 : mep_ibarrier(at.comm, nullptr, at.request);
   });
   // A rank enters when its GPU has run all earlier work; an error of that work does not keep the rank from entering.
   if (gpu_->synchronize()) {
