@@ -177,7 +177,7 @@ enum {
 enum { MEP_DEVICE_BY_RANK = -1 };
 
 typedef uint32_t mep_quorum_t;
-enum { MEP_QUORUM_MAJORITY = 0, MEP_QUORUM_WITNESS = 1, MEP_QUORUM_NONE = 2 };
+enum { MEP_QUORUM_MAJORITY = 0, MEP_QUORUM_WITNESS = 1 };
 
 /* Limits. */
 enum {
@@ -270,9 +270,8 @@ MEP_API mep_result_t mep_comm_set_timeout(mep_comm_t comm, uint32_t timeout_ms);
  * cannot map each other's memory. Valid for the life of the comm. 0.1 */
 MEP_API mep_result_t mep_comm_transport(mep_comm_t comm, int32_t rank, const char** name);
 
-/* Source memory: page-aligned, unnamed memory of this process in a form that peers on this host can map
- * for reading, and never write. Collectives treat it as any other memory so far: it saves no copy.
- * Zeroed. Blocks briefly. Free it before the world. Any thread.
+/* Registered memory: page-aligned memory of this process that peers on this host can map for reading, and never write.
+ * An operation may read it where it lies in place of a copy; results are the same, and none does so far. Zeroed. Blocks briefly. Free it before the world. Any thread.
  * Errors: MEP_ERR_NO_MEMORY, MEP_ERR_SYSTEM; mep_mem_free of another address:
  * MEP_ERR_INVALID_ARGUMENT. NULL may be freed. 0.1 */
 MEP_API mep_result_t mep_mem_alloc(mep_comm_t comm, size_t bytes, void** memory);
@@ -1090,7 +1089,8 @@ static inline void mep_dispatch_send_defaults(mep_dispatch_send_t* send) {
 
 /* Memory of a rank's own, no part of the library's, for what it received; NULL: not wanted. All that is
  * not given lies in the library's memory (mep_ep_buffer_view). recv_x and recv_scales, where given, get the rows in
- * place of the view's, which are undefined then; the other arrays are copies, the view has them too. */
+ * place of the view's, which are undefined then; the other arrays are copies, the view has them too.
+ * On a GPU timeout_ms and wait_ns are not built, and statistics are int64. */
 typedef struct mep_dispatch_receive_t {
   uint32_t struct_size;
   uint32_t flags;         /* MEP_DISPATCH_ROWS_LATER or 0 */
@@ -1109,11 +1109,11 @@ typedef struct mep_dispatch_receive_t {
   void* statistics;         /* [E_local] statistics_type, added to: rows per local expert */
   mep_op_status_t* op_status; /* filled at the end, or NULL */
   uint64_t op_status_bytes;   /* at op_status, see there */
-  /* MEP_INT32, which wraps around, or MEP_INT64; 0: int64. GPUs have int64. 0.2 */
+  /* MEP_INT32, which wraps around, or MEP_INT64; 0: int64. 0.2 */
   mep_dtype_t statistics_type;
-  uint32_t timeout_ms; /* of this call; 0: the object's. GPUs: must be 0. 0.2 */
+  uint32_t timeout_ms; /* of this call; 0: the object's. 0.2 */
   /* [R], added to: nanoseconds that this call waited for each rank, for its counts and for its rows; 0 for the own
-   * rank and absent ones. The largest entry is of the slowest rank. NULL: not wanted. GPUs: must be NULL. 0.2 */
+   * rank and absent ones. The largest entry is of the slowest rank. NULL: not wanted. 0.2 */
   int64_t* wait_ns;
   mep_range_t* token_range; /* [R] high throughput: the tokens of each source. 0.2 */
 } mep_dispatch_receive_t;
@@ -1138,7 +1138,7 @@ static inline void mep_combine_send_defaults(mep_combine_send_t* send) {
 
 enum { MEP_COMBINE_RENORMALIZE = 1u << 0 }; /* rescale when an expert's rank is missing */
 
-/* How a rank sums what comes back, and where to. */
+/* How a rank sums what comes back, and where to. On a GPU timeout_ms and wait_ns are not built. */
 typedef struct mep_combine_receive_t {
   uint32_t struct_size;
   uint32_t flags; /* MEP_COMBINE_* */
@@ -1156,7 +1156,7 @@ typedef struct mep_combine_receive_t {
    * nothing came. NULL: not wanted. 0.2 */
   float* topk_weights;
   int64_t* wait_ns;    /* [R], added to, as of a dispatch: the wait for each rank's terms. 0.2 */
-  uint32_t timeout_ms; /* of this call; 0: the object's. GPUs: must be 0. 0.2 */
+  uint32_t timeout_ms; /* of this call; 0: the object's. 0.2 */
   uint32_t reserved2;  /* must be 0 */
   /* [T, H] combine type, high throughput: the first terms of each token's sum, in this order. NULL: none. 0.2 */
   const void* token_bias;

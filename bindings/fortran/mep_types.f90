@@ -78,7 +78,6 @@ module mep_types
 
   integer(c_int32_t), parameter, public :: MEP_QUORUM_MAJORITY = 0
   integer(c_int32_t), parameter, public :: MEP_QUORUM_WITNESS = 1
-  integer(c_int32_t), parameter, public :: MEP_QUORUM_NONE = 2
 
   integer(c_int32_t), parameter, public :: MEP_MAX_RANKS = 4096
   integer(c_int32_t), parameter, public :: MEP_MAX_NAME_BYTES = 63

@@ -23,8 +23,7 @@ bool Simulator::settled(std::string* why) {
     if (in == nullptr || node->machine->view().epoch > in->machine->view().epoch) in = node.get();
     ++count;
   }
-  // Under policy kNone two parts of a cut world may both go on.
-  if (in == nullptr || options_.quorum == membership::QuorumPolicy::kNone) return true;
+  if (in == nullptr) return true;
   const membership::View& view = in->machine->view();
   for (const auto& node : nodes_) {
     if (!node->alive || node->out || node->joiner) continue;
@@ -160,7 +159,6 @@ void Simulator::check_reported(uint32_t index) {
 }
 
 void Simulator::check_end() {
-  if (options_.quorum == membership::QuorumPolicy::kNone) return;
   check_decisions();
   uint32_t in = 0;
   uint32_t core = 0;

@@ -145,15 +145,6 @@ void of_two_the_higher_goes(void**) {
   check_evicted(lab, 1, 10'000'000, 4'900'000, 5'300'000);
 }
 
-// Without a quorum rule both halves go on: that is what the user of it accepts.
-void without_a_quorum_whoever_is_left_goes_on(void**) {
-  Config config;
-  config.quorum = QuorumPolicy::kNone;
-  Lab lab(2, config);
-  check_evicted(lab, 0, 10'000'000, 4'900'000, 5'300'000);
-  assert_int_equal(lab.ranks[1].no_quorum_us, 0);
-}
-
 // The witness holds the other half's decision: this half gives up as soon as one without a quorum does.
 void a_half_that_the_witness_refuses_gives_up(void**) {
   Config config;
@@ -546,7 +537,6 @@ int main() {
       cmocka_unit_test(of_two_the_lowest_stays),
       cmocka_unit_test(who_beats_seldom_is_not_late),
       cmocka_unit_test(of_two_the_higher_goes),
-      cmocka_unit_test(without_a_quorum_whoever_is_left_goes_on),
       cmocka_unit_test(a_half_that_the_witness_refuses_gives_up),
       cmocka_unit_test(the_defaults_are_told),
       cmocka_unit_test(slowed_20_fold_is_not_evicted),

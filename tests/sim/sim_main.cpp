@@ -1,4 +1,4 @@
-// sim_membership --seeds N [--first S] | --seed S [--trace] | --mutants [--only NAME] [--list] | --quorum witness|none
+// sim_membership --seeds N [--first S] | --seed S [--trace] | --mutants [--only NAME] [--list] | --quorum witness
 // Prints the seed of what fails and how to see it again.
 #include <chrono>
 #include <cinttypes>
@@ -221,9 +221,8 @@ int main(int argc, char** argv) {
       soak = true;
     else if (arg == "--quorum") {
       const std::string name = value();
-      options.quorum = name == "none"      ? mep::membership::QuorumPolicy::kNone
-                       : name == "witness" ? mep::membership::QuorumPolicy::kWitness
-                                           : mep::membership::QuorumPolicy::kMajority;
+      options.quorum = name == "witness" ? mep::membership::QuorumPolicy::kWitness
+                                         : mep::membership::QuorumPolicy::kMajority;
     } else {
       std::fprintf(stderr, "unknown argument %s\n", arg.c_str());
       return 2;

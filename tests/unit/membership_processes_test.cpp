@@ -366,13 +366,6 @@ void require_that_rank_1_goes_on(const mep_comm_config_t& config) {
       [](mep_comm_t comm, Report& found) { call_until(MEP_ERR_EVICTED, comm, found); });
 }
 
-// With two ranks and no quorum rule the higher one goes on alone as well.
-void quorum_none(void**) {
-  mep_comm_config_t config = quick_config();
-  config.quorum = MEP_QUORUM_NONE;
-  require_that_rank_1_goes_on(config);
-}
-
 void quorum_majority(void**) {
   with_rank_0_of_2_stopped(
       quick_config(),
@@ -529,7 +522,6 @@ int main(int argc, char** argv) {
       cmocka_unit_test(the_fence_by_force),
       cmocka_unit_test(a_rank_that_leaves_is_spared),
       cmocka_unit_test(a_stopped_rank_is_left_out),
-      cmocka_unit_test(quorum_none),
       cmocka_unit_test(quorum_majority),
       cmocka_unit_test(quorum_witness),
       cmocka_unit_test(quorum_witness_has_decided),

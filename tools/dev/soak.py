@@ -61,7 +61,7 @@ def long_models() -> Iterator[Piece]:
 
 
 def schedules() -> Iterator[Piece]:
-    for quorum in ("majority", "witness", "none"):
+    for quorum in ("majority", "witness"):
         yield Piece(quorum, [SIMULATOR, "--seeds", "100000000", "--seconds", str(SHARE), "--first", seed() + "0000",
                              *([] if quorum == "majority" else ["--quorum", quorum])], SHARE * 2)
 

@@ -20,8 +20,7 @@ from ._types import BufferLike
 from .errors import Error, TimeoutError, error
 from .request import OpInfo, OpInfoRecord, Request, running, waitall
 
-QUORUMS = {"majority": _abi.MEP_QUORUM_MAJORITY, "witness": _abi.MEP_QUORUM_WITNESS,
-           "none": _abi.MEP_QUORUM_NONE}
+QUORUMS = {"majority": _abi.MEP_QUORUM_MAJORITY, "witness": _abi.MEP_QUORUM_WITNESS}
 FLAGS = {"put_only": _abi.MEP_COMM_PUT_ONLY, "partial": _abi.MEP_COMM_PARTIAL,
          "uniform": _abi.MEP_COMM_UNIFORM, "auto_recover": _abi.MEP_COMM_AUTO_RECOVER,
          "kill_stopped": _abi.MEP_COMM_KILL_STOPPED,

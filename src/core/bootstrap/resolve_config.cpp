@@ -59,7 +59,7 @@ constexpr size_t kMaxTextBytes = 4096;
     return fail(MEP_ERR_INVALID_ARGUMENT, "config.max_size %d is outside 0 to %d", config.max_size,
                 kMaxRanks);
   }
-  if (config.quorum > MEP_QUORUM_NONE) {
+  if (config.quorum > MEP_QUORUM_WITNESS) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "config.quorum %u is no MEP_QUORUM_ value",
                 config.quorum);
   }

@@ -22,8 +22,6 @@ enum class QuorumPolicy : uint8_t {
   kMajority = 0,
   // The same, but for an exact half an outside witness (a write-once register per epoch) decides.
   kWitness = 1,
-  // All that are left go on. Two halves of a cut network then both go on: for the user to accept.
-  kNone = 2,
 };
 
 struct Config {

@@ -4,7 +4,7 @@
 // object per world; the simulator drives many.
 //
 // Invariants
-//  1. Two live members never install different views of one epoch (policy kNone gives that up).
+//  1. Two live members never install different views of one epoch.
 //  2. Suspicion only grows within (epoch, round). A row of a suspected member is not used: nothing
 //     of it is learned, installed or adopted.
 //  3. A lead (lowest unsuspected slot) offers only when all unsuspected members are frozen, in its

@@ -13,7 +13,6 @@ namespace mep::membership {
 // Says whether a set of members of the present view may decide. The base is that view, whoever died since.
 Membership::Quorum Membership::quorum(const SlotSet& set) const {
   const SlotSet in = set & view_->members;
-  if (config_.quorum == QuorumPolicy::kNone) return in.empty() ? Quorum::kNo : Quorum::kMajority;
   uint32_t base = view_->members.count();
   if (mutations_.shrinking_majority) base -= confirmed_.count_shared(view_->members);
   const uint32_t twice = 2 * in.count();
