@@ -426,7 +426,7 @@ MEP_API mep_result_t mep_comm_stats(mep_comm_t comm, mep_comm_stats_t* stats);
  * that some member had begun. It holds for operations that are pending and for calls made later alike; such
  * a later call returns at once, and a nonblocking one gives a request that ends so. So ranks that make the same
  * calls get the same results in the same order. Two changes have two ranges. The internal calls of
- * mep_comm_split and mep_ep_create count too. mep_comm_agree, mep_recover_ranks and mep_comm_grow go over such
+ * mep_comm_split and mep_ep_create count too. mep_comm_agree, mep_comm_shrink, mep_recover_ranks and mep_comm_grow go over such
  * reports, and the next collective on the comm gives them; so does the first one on the comm that mep_comm_grow made, on
  * joiners too. A replacement does not have such a call on the world: its first call is the one after it. A change that
  * only adds members is not reported.
@@ -805,6 +805,13 @@ MEP_API mep_result_t mep_comm_split(mep_comm_t comm, int32_t color, int32_t key,
 
 /* A comm of the same live ranks in the same order: as mep_comm_split with one color. 0.2 */
 MEP_API mep_result_t mep_comm_dup(mep_comm_t comm, mep_comm_t* duplicate);
+
+/* A comm of the ranks of `comm` that live, in the same order, which failures do not prevent: as mep_comm_split with one
+ * color, but it goes over reports of ranks that failed or left and of revokes, and begins again until all ranks that live
+ * have the same child without such a change in between. The next collective on comm reports what it went over.
+ * Collective on the live ranks; blocks. Each wait ends by comm's timeout, and it begins again within that time only: else
+ * MEP_ERR_TIMEOUT on all. Other errors as mep_comm_split. 0.3 */
+MEP_API mep_result_t mep_comm_shrink(mep_comm_t comm, mep_comm_t* child);
 
 /* A comm of the `count` listed ranks of `comm`: rank i of it is ranks[i]. Only they call it, each with the same list
  * and name; it is no call that is counted on comm, and the other ranks know nothing of it. `name`, 1 to MEP_MAX_NAME_BYTES bytes, is

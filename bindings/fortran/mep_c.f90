@@ -242,6 +242,12 @@ module mep_c
       type(mep_comm_t), intent(out) :: duplicate
     end function mep_comm_dup
 
+    integer(c_int32_t) function mep_comm_shrink(comm, child) bind(C)
+      import :: c_int32_t, mep_comm_t
+      type(mep_comm_t), value :: comm
+      type(mep_comm_t), intent(out) :: child
+    end function mep_comm_shrink
+
     integer(c_int32_t) function mep_comm_create_from_ranks(comm, ranks, count, name, child) bind(C)
       import :: c_int32_t, c_char, mep_comm_t
       type(mep_comm_t), value :: comm

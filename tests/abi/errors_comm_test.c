@@ -411,6 +411,8 @@ static void membership(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_split(comm, -2, 0, &other));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_dup(NULL, &other));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_dup(comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_shrink(NULL, &other));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_shrink(comm, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_create_from_ranks(NULL, &rank, 1, "a", &other));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_create_from_ranks(comm, NULL, 1, "a", &other));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_create_from_ranks(comm, &rank, 0, "a", &other));
@@ -547,6 +549,7 @@ static int calls_in_child(void) {
       mep_iprobe(0, 0, comm, &number, NULL),
       mep_comm_split(comm, 0, 0, &other),
       mep_comm_dup(comm, &other),
+      mep_comm_shrink(comm, &other),
       mep_comm_create_from_ranks(comm, &number, 1, "a", &other),
       mep_comm_agree(comm, 1, &word),
       mep_recover_ranks(comm, NULL, 0, 10, &number),

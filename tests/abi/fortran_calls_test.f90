@@ -193,6 +193,8 @@ contains
     call check(found == 0, 134)
     call expect(MEP_SUCCESS, mep_recv(got, 1_c_size_t, MEP_FLOAT64, 0, 6, comm), 135)
     call expect(MEP_SUCCESS, mep_comm_destroy(own), 136)
+    call expect(MEP_SUCCESS, mep_comm_shrink(comm, own), 138)
+    call expect(MEP_SUCCESS, mep_comm_destroy(own), 139)
     call mep_struct_init(message, c_sizeof(message))
     call check(message%struct_size == 32 .and. message%bytes == 0, 137)
   end subroutine messages_to_itself

@@ -141,6 +141,8 @@ class Alone(unittest.TestCase):
         comm.recv(second)
         np.testing.assert_array_equal([first, second], [doubles(5), doubles(1)])
         own.barrier()  # closed with its world
+        with comm.shrink() as alone:
+            self.assertEqual((alone.rank, alone.size), (0, 1))
 
 
 class Requests(unittest.TestCase):

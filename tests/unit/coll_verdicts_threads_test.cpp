@@ -327,6 +327,59 @@ void test_agree_then_report(void**) {
   report.require_clean();
 }
 
+// mep_comm_shrink goes over failures and revokes, whenever they come; the next collective reports them.
+void test_shrink_then_report(void**) {
+  for (const bool revokes : {false, true}) {
+    Report report;
+    AllAnswers answers;
+    with_rank_threads(4, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+      if (rank == 3) {
+        COLL_OK(found, mep_comm_abort(comm));
+        return;
+      }
+      Answers& own = answers[static_cast<size_t>(rank)];
+      if (rank != 0) await_epoch(comm, 2, found);
+      if (rank == 1 && revokes) {
+        COLL_OK(found, mep_comm_revoke(comm));
+        await_epoch(comm, 3, found);
+      }
+      mep_comm_t child = nullptr;
+      COLL_OK(found, mep_comm_shrink(comm, &child));
+      if (child == nullptr) return;
+      int32_t own_rank = -1;
+      int32_t size = 0;
+      COLL_OK(found, mep_comm_rank(child, &own_rank));
+      COLL_OK(found, mep_comm_size(child, &size));
+      COLL_CHECK(found, own_rank == rank && size == 3);
+      sum_step(child, 0, own);
+      for (uint64_t step = 1; step < 4; ++step) sum_step(comm, step, own);
+      COLL_OK(found, mep_comm_destroy(child));
+      COLL_CHECK(found, own.text().find("MEP_SUCCESS value 3 ") == 0);
+      const size_t reported = own.text().find("\nMEP_ERR_");
+      COLL_CHECK(found, reported == own.text().find('\n'));
+      COLL_CHECK(found, own.text().find("\nMEP_ERR_", reported + 1) == std::string::npos);
+    });
+    compare(answers, {0, 1, 2}, report);
+    report.require_clean();
+  }
+}
+
+// It does not wait longer for a rank that does not call than the communicator's timeout.
+void test_shrink_timeout(void**) {
+  Report report;
+  Milestone told;
+  with_rank_threads(3, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    COLL_OK(found, mep_comm_set_timeout(comm, 300));
+    if (rank == 2) told.await(2);
+    mep_comm_t child = nullptr;
+    COLL_EXPECT(found, MEP_ERR_TIMEOUT, mep_comm_shrink(comm, &child));
+    COLL_CHECK(found, child == nullptr);
+    told.reach();
+    told.await(3);  // a rank that leaves would be the graver news
+  });
+  report.require_clean();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -338,6 +391,8 @@ int main(int argc, char** argv) {
       cmocka_unit_test(test_given_after_dead_root),
       cmocka_unit_test(test_late_rank_takes_blocks),
       cmocka_unit_test(test_agree_then_report),
+      cmocka_unit_test(test_shrink_then_report),
+      cmocka_unit_test(test_shrink_timeout),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

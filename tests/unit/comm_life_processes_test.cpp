@@ -114,6 +114,8 @@ class Calls {
     if (!is_told(result)) complain(name, result);
     return result;
   }
+  // Survivors find it alike, as they do their results.
+  void note(int32_t found) { (void)log_->note(found, mep::now_ns()); }
   void complain(const char* name, mep_result_t result) {
     if (log_->texts == std::size(log_->text)) return;
     snprintf(log_->text[log_->texts++], sizeof log_->text[0], "%s: %s, %s", name,
@@ -156,6 +158,26 @@ void split_loop(mep_comm_t world, int rank, uint64_t rounds_after, bool halves, 
   }
 }
 
+// Shrink, allreduce, destroy, and again: no death prevents the first, and all have the same members.
+void shrink_loop(mep_comm_t world, int rank, uint64_t rounds_after, Calls& calls) {
+  uint64_t left = rounds_after;
+  for (uint64_t round = 0; left > 0 && round < 600; ++round) {
+    mep_comm_t child = nullptr;
+    const mep_result_t shrunk = calls("shrink", [&] { return mep_comm_shrink(world, &child); });
+    if (shrunk != MEP_SUCCESS) return calls.complain("no shrink", shrunk);
+    int32_t size = 0;
+    (void)mep_comm_size(child, &size);
+    calls.note(size);
+    const bool failed = sum_up(child, rank, calls) != 0;
+    calls("destroy", [&] { return mep_comm_destroy(child); });
+    uint64_t good = 0;
+    if (calls("agree", [&] { return mep_comm_agree(world, failed ? 0 : 1, &good); }) != 0) return;
+    int32_t all = 0;
+    (void)mep_comm_size(world, &all);
+    if (good == 0 || left < rounds_after || size < all) --left;
+  }
+}
+
 // The same with communicators that only the ranks of a list make: those that agreed last.
 void listed_loop(mep_comm_t world, int rank, uint64_t rounds_after, Calls& calls) {
   int32_t size = 0;
@@ -188,16 +210,16 @@ void listed_loop(mep_comm_t world, int rank, uint64_t rounds_after, Calls& calls
   }
 }
 
-enum class Loop { kSplit, kHalves, kListed };
+enum class Loop { kSplit, kHalves, kShrink, kListed };
 
 const char* const kSplitPoints[] = {"comm begin",  "comm offered", "comm open",
                                     "comm agreed", "comm closing", "enter",
                                     "complete",    "eager post",   "signal"};
 
-void run_split(uint64_t seed, uint64_t run, bool is_listed, Count* count) {
+void run_loop(uint64_t seed, const char* what, uint64_t run, Loop loop, Count* count) {
   RandomStream random(seed);
   const int size = 3 + static_cast<int>(random.below(2));
-  const Loop loop = is_listed ? Loop::kListed : random.one_in(4) ? Loop::kHalves : Loop::kSplit;
+  if (loop == Loop::kSplit && random.one_in(4)) loop = Loop::kHalves;
   std::vector<bool> is_victim(static_cast<size_t>(size));
   const auto victim = static_cast<int>(random.below(static_cast<uint64_t>(size)));
   is_victim[static_cast<size_t>(victim)] = true;
@@ -227,6 +249,8 @@ void run_split(uint64_t seed, uint64_t run, bool is_listed, Count* count) {
         // With halves the colors have different members, which meet different failures.
         if (loop == Loop::kListed) {
           listed_loop(world, rank, 3, calls);
+        } else if (loop == Loop::kShrink) {
+          shrink_loop(world, rank, 3, calls);
         } else {
           split_loop(world, rank, 3, loop == Loop::kHalves, calls);
         }
@@ -238,21 +262,26 @@ void run_split(uint64_t seed, uint64_t run, bool is_listed, Count* count) {
   if (loop == Loop::kHalves) {
     for (int rank = 0; rank < size; ++rank) logs.get()[rank].count = 0;
   }
-  judge(is_listed ? "listed" : "split", run, ended, logs.get(), is_victim, count);
+  judge(what, run, ended, logs.get(), is_victim, count);
+}
+
+void run_loops(const char* what, Loop loop) {
+  const size_t runs = slice(30, 2000);
+  Count count;
+  for (size_t run = 0; run < runs; ++run) run_loop(mix(test_seed(), run), what, run, loop, &count);
+  count.require_clean(what);
 }
 
 void test_split(void**) {
-  const size_t runs = slice(30, 2000);
-  Count count;
-  for (size_t run = 0; run < runs; ++run) run_split(mix(test_seed(), run), run, false, &count);
-  count.require_clean("split");
+  run_loops("split", Loop::kSplit);
+}
+
+void test_shrink(void**) {
+  run_loops("shrink", Loop::kShrink);
 }
 
 void test_listed(void**) {
-  const size_t runs = slice(30, 2000);
-  Count count;
-  for (size_t run = 0; run < runs; ++run) run_split(mix(test_seed(), run), run, true, &count);
-  count.require_clean("listed");
+  run_loops("listed", Loop::kListed);
 }
 
 const char* const kInitPoints[] = {"comm begin", "comm offered", "comm open",
@@ -385,7 +414,8 @@ void test_grow(void**) {
 int main(int argc, char** argv) {
   mep_test::read_arguments(argc, argv);
   (void)mep_test::test_seed();
-  const CMUnitTest tests[] = {cmocka_unit_test(test_split), cmocka_unit_test(test_listed),
-                              cmocka_unit_test(test_init), cmocka_unit_test(test_grow)};
+  const CMUnitTest tests[] = {cmocka_unit_test(test_split), cmocka_unit_test(test_shrink),
+                              cmocka_unit_test(test_listed), cmocka_unit_test(test_init),
+                              cmocka_unit_test(test_grow)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

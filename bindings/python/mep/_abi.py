@@ -423,6 +423,7 @@ FUNCTIONS = {
     "mep_comm_set_view_callback": (mep_result_t, [mep_comm_t, c_void_p, c_void_p]),
     "mep_comm_split": (mep_result_t, [mep_comm_t, c_int32, c_int32, POINTER(mep_comm_t)]),
     "mep_comm_dup": (mep_result_t, [mep_comm_t, POINTER(mep_comm_t)]),
+    "mep_comm_shrink": (mep_result_t, [mep_comm_t, POINTER(mep_comm_t)]),
     "mep_comm_create_from_ranks": (mep_result_t, [mep_comm_t, c_void_p, c_int32, c_char_p,
                                                   POINTER(mep_comm_t)]),
     "mep_comm_agree": (mep_result_t, [mep_comm_t, c_uint64, POINTER(c_uint64)]),

@@ -456,6 +456,14 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
                  undo=lambda: _leave_unused(duplicate))
         return Comm(duplicate.value, self._world or self)
 
+    def shrink(self) -> "Comm":
+        """A communicator of the ranks that live, in the same order. Failures and revokes on the way do not prevent
+        it; the next collective here reports them."""
+        child = _abi.mep_comm_t()
+        blocking(lib.mep_comm_shrink, self._address, ctypes.byref(child), calls=self._calls,
+                 undo=lambda: _leave_unused(child))
+        return Comm(child.value, self._world or self)
+
     def create_from_ranks(self, ranks: Sequence[int], name: str) -> "Comm":
         """A communicator of the listed ranks, in that order. Only they call it, each with the same list and name."""
         child = _abi.mep_comm_t()

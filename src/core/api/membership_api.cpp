@@ -81,6 +81,21 @@ mep_result_t split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* chil
   return MEP_SUCCESS;
 }
 
+// All ranks meet the same changes, by the same operations of comm: they begin again alike.
+mep_result_t shrink(mep_comm_t comm, mep_comm_t* child) {
+  Comm& parent = *comm->comm;
+  const uint32_t timeout_ms = parent.timeout_ms();
+  const Deadline limit = Deadline::after_ms(timeout_ms);
+  PassedReports passed(parent, PassedReports::kLossesAndRevokes);
+  return passed.run([&]() -> mep_result_t {
+    MEP_TRY(step_together(parent, "shrink a communicator", [&]() -> mep_result_t {
+      if (!limit.expired()) return MEP_SUCCESS;
+      return fail(MEP_ERR_TIMEOUT, "its members changed again and again for %u ms", timeout_ms);
+    }));
+    return split(comm, 0, 0, child);
+  });
+}
+
 // Failures do not prevent it, but the comm's next collective reports them.
 mep_result_t agree(Comm& comm, uint64_t flag, uint64_t* result) {
   PassedReports passed(comm);
@@ -116,6 +131,19 @@ mep_result_t mep_comm_split(mep_comm_t comm, int32_t color, int32_t key, mep_com
 mep_result_t mep_comm_dup(mep_comm_t comm, mep_comm_t* duplicate) {
   if (duplicate == nullptr) return mep::null_argument("duplicate");
   return mep_comm_split(comm, 0, 0, duplicate);
+}
+
+mep_result_t mep_comm_shrink(mep_comm_t comm, mep_comm_t* child) {
+  using namespace mep;
+  if (child == nullptr) return null_argument("child");
+  *child = nullptr;
+  MEP_TRY(check_comm(comm));
+  return guarded([&]() -> mep_result_t {
+    const CallScope scope(comm);
+    MEP_TRY(scope.check());
+    const PurposeScope purpose(comm, CallPurpose::kShrink);
+    return shrink(comm, child);
+  });
 }
 
 mep_result_t mep_comm_agree(mep_comm_t comm, uint64_t flag, uint64_t* result) {

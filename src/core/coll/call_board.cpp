@@ -20,6 +20,8 @@ const char* name_of_call(Collective kind, const CollectiveArgs& args) {
   switch (args.purpose) {
     case CallPurpose::kSplit:
       return "mep_comm_split or mep_comm_dup";
+    case CallPurpose::kShrink:
+      return "mep_comm_shrink";
     case CallPurpose::kAgree:
       return "mep_comm_agree";
     case CallPurpose::kEp:

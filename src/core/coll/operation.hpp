@@ -24,7 +24,7 @@ class Collectives;
 struct Operation;
 
 // Which function of the ABI an operation belongs to: its own, or one that is made of operations.
-enum class CallPurpose : uint8_t { kCall, kSplit, kAgree, kEp };
+enum class CallPurpose : uint8_t { kCall, kSplit, kShrink, kAgree, kEp };
 
 // The state of an operation that belongs to a request, and so goes on after its call.
 struct RequestState {

@@ -45,7 +45,9 @@ PassedReports::~PassedReports() {
 mep_result_t PassedReports::run(FunctionRef<mep_result_t()> operation) {
   for (;;) {
     const mep_result_t result = operation();
-    if (result != MEP_ERR_PEER_FAILED && result != MEP_ERR_PEER_LEFT) return result;
+    const bool is_loss = result == MEP_ERR_PEER_FAILED || result == MEP_ERR_PEER_LEFT;
+    const bool is_revoke = result == MEP_ERR_REVOKED && over_ == kLossesAndRevokes;
+    if (!is_loss && !is_revoke) return result;
     met_.push_back(comm_.collectives().last_report());
   }
 }

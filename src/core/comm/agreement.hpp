@@ -36,17 +36,20 @@ template <typename Body>
 // call's own operations do not fail for them again.
 class PassedReports {
  public:
-  explicit PassedReports(Comm& comm) : comm_(comm) {}
+  enum Over { kLosses, kLossesAndRevokes };
+  explicit PassedReports(Comm& comm, Over over = kLosses) : comm_(comm), over_(over) {}
   PassedReports(const PassedReports&) = delete;
   PassedReports& operator=(const PassedReports&) = delete;
   ~PassedReports();
 
-  // Repeats `operation`, which all survivors call alike, while it ends by a change that members have gone.
+  // Repeats `operation`, which all survivors call alike, while it ends by a change that members have gone, or by a
+  // revoke if those are gone over too.
   [[nodiscard]] mep_result_t run(FunctionRef<mep_result_t()> operation);
   const std::vector<Reports::Report>& met() const { return met_; }
 
  private:
   Comm& comm_;
+  const Over over_;
   std::vector<Reports::Report> met_;
 };
 
