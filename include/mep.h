@@ -1220,6 +1220,23 @@ MEP_API mep_result_t mep_combine(mep_ep_handle_t handle, const mep_combine_send_
 MEP_API mep_result_t mep_ep_last_op(mep_ep_t ep, uint32_t buffer, mep_op_info_t* info);
 
 /* ------------------------------------------------------------------------------------------------
+ * The log
+ * --------------------------------------------------------------------------------------------- */
+
+enum { MEP_LOG_ERROR = 0, MEP_LOG_WARN = 1, MEP_LOG_INFO = 2, MEP_LOG_DEBUG = 3 };
+
+/* Takes the log lines of the process in place of stderr, those that MEP_LOG asks for; a MEP_LOG_FILE has them too.
+ * `line` is one of them without its end, "mep[RANK] LEVEL: TEXT", and valid during the call; level: MEP_LOG_*. Any thread
+ * calls it, the library's own too, several at one time: it must not block and not call MEP. callback NULL: stderr again, as
+ * at first. When mep_set_log_callback returns the old one runs no more. Any thread. Errors: MEP_ERR_BUSY (called by a
+ * callback), MEP_ERR_NO_MEMORY. 0.3 */
+typedef void (*mep_log_callback_t)(void* user, int32_t level, const char* line);
+MEP_API mep_result_t mep_set_log_callback(mep_log_callback_t callback, void* user);
+/* A callback for it: writes the line and '\n' at once to a file descriptor, user = (void*)(intptr_t)fd. For a binding that
+ * cannot be called by any thread: it reads the other end of a pipe. One that is full and O_NONBLOCK loses lines. 0.3 */
+MEP_API void mep_log_to_descriptor(void* user, int32_t level, const char* line);
+
+/* ------------------------------------------------------------------------------------------------
  * The machine
  * --------------------------------------------------------------------------------------------- */
 

@@ -13,6 +13,14 @@ module mep_c
       integer(c_int64_t), value :: world_epoch
       integer(c_int32_t), value :: live
     end subroutine mep_view_callback
+
+    ! For mep_set_log_callback, likewise; line ends with a c_null_char.
+    subroutine mep_log_callback(user, level, line) bind(C)
+      import :: c_ptr, c_char, c_int32_t
+      type(c_ptr), value :: user
+      integer(c_int32_t), value :: level
+      character(kind=c_char), intent(in) :: line(*)
+    end subroutine mep_log_callback
   end interface
 
   interface
@@ -359,6 +367,19 @@ module mep_c
       integer(c_int32_t), value :: buffer
       type(mep_ep_view_t), intent(inout) :: view
     end function mep_ep_buffer_view
+
+    integer(c_int32_t) function mep_set_log_callback(callback, user) bind(C)
+      import :: c_funptr, c_int32_t, c_ptr
+      type(c_funptr), value :: callback
+      type(c_ptr), value :: user
+    end function mep_set_log_callback
+
+    subroutine mep_log_to_descriptor(user, level, line) bind(C)
+      import :: c_ptr, c_char, c_int32_t
+      type(c_ptr), value :: user
+      integer(c_int32_t), value :: level
+      character(kind=c_char), intent(in) :: line(*)
+    end subroutine mep_log_to_descriptor
 
     integer(c_int32_t) function mep_ep_last_op(ep, buffer, info) bind(C)
       import :: c_int32_t, mep_ep_t, mep_op_info_t

@@ -100,6 +100,11 @@ module mep_types
   integer(c_int32_t), parameter, public :: MEP_PEER_LEFT = 4
   integer(c_int32_t), parameter, public :: MEP_PEER_EXCLUDED = 5
 
+  integer(c_int32_t), parameter, public :: MEP_LOG_ERROR = 0
+  integer(c_int32_t), parameter, public :: MEP_LOG_WARN = 1
+  integer(c_int32_t), parameter, public :: MEP_LOG_INFO = 2
+  integer(c_int32_t), parameter, public :: MEP_LOG_DEBUG = 3
+
   integer(c_int32_t), parameter, public :: MEP_EP_LOW_LATENCY = 0
   integer(c_int32_t), parameter, public :: MEP_EP_SLOTTED = 1
   integer(c_int32_t), parameter, public :: MEP_EP_HIGH_THROUGHPUT = 2

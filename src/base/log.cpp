@@ -3,9 +3,12 @@
 #include "base/log.hpp"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <climits>
 #include <cstdarg>
@@ -13,7 +16,9 @@
 #include <cstring>
 #include <ctime>
 #include <exception>
+#include <mutex>
 #include <string>
+#include <utility>
 
 #include "base/env.hpp"
 #include "base/fork_hold.hpp"
@@ -47,10 +52,9 @@ int write_origin(char* line, size_t bytes) {
                        static_cast<int>(getpid()));
 }
 
-void write_line(const LogSettings& settings, LogLevel level, const char* format,
-                va_list arguments) {
-  const int saved_errno = errno;
-  char line[kLineBytes];
+// Makes the line, with a NUL behind it; its length, which leaves room for an end of line. 0: there is none.
+size_t make_line(const LogSettings& settings, LogLevel level, const char* format, va_list arguments,
+                 char (&line)[kLineBytes]) {
   int length = log_rank >= 0 ? std::snprintf(line, sizeof line, "mep[%d] ", log_rank)
                              : std::snprintf(line, sizeof line, "mep ");
   if (settings.with_origin) length += write_origin(line + length, sizeof line - length);
@@ -58,10 +62,7 @@ void write_line(const LogSettings& settings, LogLevel level, const char* format,
                           "%s: ", kLevelNames[static_cast<int>(level)]);
   const int text_start = length;
   const int text_length = std::vsnprintf(line + length, sizeof line - length, format, arguments);
-  if (text_length < 0) {
-    errno = saved_errno;
-    return;
-  }
+  if (text_length < 0) return 0;
   size_t total = static_cast<size_t>(length) + static_cast<size_t>(text_length);
   if (total > kLineBytes - 1) {
     total = kLineBytes - 1;
@@ -72,19 +73,61 @@ void write_line(const LogSettings& settings, LogLevel level, const char* format,
     const auto byte = static_cast<unsigned char>(line[i]);
     if (byte < 0x20 || byte == 0x7f) line[i] = '?';
   }
-  line[total++] = '\n';
-  // A line that cannot be written is lost: nothing sensible can be done about it here.
-  while (write(settings.descriptor, line, total) < 0 && errno == EINTR) {
+  line[total] = '\0';
+  return total;
+}
+
+// A line that cannot be written is lost: nothing sensible can be done about it here.
+void write_line(int descriptor, const char* line, size_t length) {
+  char end[] = "\n";
+  const iovec parts[] = {{const_cast<char*>(line), length}, {end, 1}};  // NOLINT: writev reads
+  while (writev(descriptor, parts, 2) < 0 && errno == EINTR) {
   }
-  errno = saved_errno;
+}
+
+// The program's callback in place of stderr.
+struct Sink {
+  LogCallback callback;
+  void* user;
+  std::atomic<int32_t> running{0};  // calls of it that have not returned
+};
+
+std::mutex sink_mutex;  // guards the pointer; held inside a ForkHold only
+Sink* sink = nullptr;
+thread_local bool is_inside_callback = false;
+
+// In the child of a fork nobody is left to return from a callback.
+[[maybe_unused]] const int kForgetsCalls = pthread_atfork(nullptr, nullptr, [] {
+  if (sink != nullptr) sink->running.store(0, std::memory_order_relaxed);
+});
+
+// False: there is no callback, or the line is of the callback itself.
+bool give_to_callback(LogLevel level, const char* line) {
+  if (is_inside_callback) return false;
+  Sink* to = nullptr;
+  {
+    const ForkHold hold;
+    const std::lock_guard lock(sink_mutex);
+    to = sink;
+    if (to == nullptr) return false;
+    to->running.fetch_add(1, std::memory_order_relaxed);
+  }
+  is_inside_callback = true;
+  to->callback(to->user, static_cast<int32_t>(level), line);
+  is_inside_callback = false;
+  // Release: what the callback did is over for whoever takes it away.
+  to->running.fetch_sub(1, std::memory_order_release);
+  return true;
 }
 
 __attribute__((format(printf, 2, 3))) void complain(const LogSettings& settings, const char* format,
                                                     ...) {
   va_list arguments;
   va_start(arguments, format);
-  write_line(settings, LogLevel::kWarn, format, arguments);
+  char line[kLineBytes];
+  const size_t length = make_line(settings, LogLevel::kWarn, format, arguments, line);
   va_end(arguments);
+  write_line(settings.descriptor, line, length);
 }
 
 void read_level(LogSettings* settings) {
@@ -149,10 +192,43 @@ bool log_enabled(LogLevel level) {
 
 void log(LogLevel level, const char* format, ...) {
   if (!log_enabled(level)) return;
+  const int saved_errno = errno;
+  const LogSettings& settings = log_settings();
+  char line[kLineBytes];
   va_list arguments;
   va_start(arguments, format);
-  write_line(log_settings(), level, format, arguments);
+  const size_t length = make_line(settings, level, format, arguments, line);
   va_end(arguments);
+  if (length != 0) {
+    const bool is_taken = give_to_callback(level, line);
+    if (!is_taken || settings.descriptor != STDERR_FILENO) {
+      write_line(settings.descriptor, line, length);
+    }
+  }
+  errno = saved_errno;
+}
+
+mep_result_t set_log_callback(LogCallback callback, void* user) {
+  if (is_inside_callback) {
+    return fail(MEP_ERR_BUSY,
+                "the log callback cannot take itself away: it is inside a call of it");
+  }
+  Sink* replaced = callback != nullptr ? new Sink{callback, user} : nullptr;
+  {
+    const ForkHold hold;
+    const std::lock_guard lock(sink_mutex);
+    std::swap(sink, replaced);
+  }
+  constexpr timespec kPause{0, 100'000};
+  while (replaced != nullptr && replaced->running.load(std::memory_order_acquire) > 0) {
+    (void)nanosleep(&kPause, nullptr);
+  }
+  delete replaced;
+  return MEP_SUCCESS;
+}
+
+void log_to_descriptor(int descriptor, const char* line) {
+  write_line(descriptor, line, std::strlen(line));
 }
 
 void set_log_rank(int rank) {

@@ -1,7 +1,13 @@
 // MEP_LOG=error|warn|info|debug (default warn) to stderr or MEP_LOG_FILE; one write() a line, so
 // the lines of several ranks do not mix. A line is "mep[RANK] LEVEL: TEXT", with the rank once
 // set_log_rank() was called; in a file, and with MEP_LOG=debug, "mep[RANK] TIME HOST:PID LEVEL: TEXT".
+//
+// A callback of the program takes the lines in place of stderr, without their ends; a file gets them all the same.
 #pragma once
+
+#include <cstdint>
+
+#include "mep.h"
 
 namespace mep {
 
@@ -12,5 +18,12 @@ void log(LogLevel level, const char* format, ...) __attribute__((format(printf, 
 // The rank shown for lines of this thread (threads of one process may be different ranks); -1:
 // none.
 void set_log_rank(int rank);
+
+using LogCallback = void (*)(void* user, int32_t level, const char* line);
+// Null: stderr again. When this returns, the one before runs no more. An error inside of a callback. Throws
+// std::bad_alloc.
+[[nodiscard]] mep_result_t set_log_callback(LogCallback callback, void* user);
+// Writes the line and its end at once.
+void log_to_descriptor(int descriptor, const char* line);
 
 }  // namespace mep

@@ -7,7 +7,8 @@ import re
 from abi_files import ROOT, Findings, header
 
 # NULL is accepted; a wrong pointer is no argument that can be recognised.
-NO_WRONG_ARGUMENT = {"mep_comm_destroy", "mep_ep_destroy", "mep_ep_handle_destroy", "mep_memory_release"}
+NO_WRONG_ARGUMENT = {"mep_comm_destroy", "mep_ep_destroy", "mep_ep_handle_destroy", "mep_memory_release",
+                      "mep_set_log_callback"}
 WANTED = {
     ("mep_comm_init", "MEP_ERR_BOOTSTRAP"), ("mep_barrier", "MEP_ERR_UNSUPPORTED"),
     ("mep_mem_alloc", "MEP_ERR_NO_MEMORY"), ("mep_comm_async_result", "MEP_ERR_UNSUPPORTED"),
@@ -28,7 +29,7 @@ WANTED = {
     ("mep_recv", "MEP_ERR_UNSUPPORTED"), ("mep_recv", "MEP_ERR_TIMEOUT"),
     ("mep_recv", "MEP_ERR_CAPACITY"), ("mep_recv", "MEP_ERR_MISMATCH"),
     ("mep_sendrecv", "MEP_ERR_UNSUPPORTED"), ("mep_sendrecv", "MEP_ERR_CAPACITY"),
-    ("mep_probe", "MEP_ERR_TIMEOUT"),
+    ("mep_probe", "MEP_ERR_TIMEOUT"), ("mep_set_log_callback", "MEP_ERR_BUSY"),
 }
 
 tested = set()

@@ -237,12 +237,32 @@ static void a_request_is_early(void** state) {
   destroy_pair(sides);
 }
 
+static atomic_int lines_taken;
+
+static void take_line(void* user, int32_t level, const char* line) {
+  assert_int_equal(level, MEP_LOG_WARN);
+  assert_non_null(strstr(line, " warn: "));
+  assert_null(strchr(line, '\n'));
+  EXPECT(MEP_ERR_BUSY, mep_set_log_callback(NULL, NULL));
+  atomic_fetch_add((atomic_int*)user, 1);
+}
+
+static void the_log_tells_of_it(void** state) {
+  (void)state;
+  Side sides[2];
+  MUST(mep_set_log_callback(take_line, &lines_taken));
+  run_pair(sides, rank_1_aborts, 30000);
+  while (atomic_load(&lines_taken) == 0) sched_yield();
+  MUST(mep_set_log_callback(NULL, NULL));
+  destroy_pair(sides);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(disagreement),       cmocka_unit_test(disagreement_about_ep),
       cmocka_unit_test(nobody_comes),       cmocka_unit_test(a_member_leaves),
       cmocka_unit_test(a_member_aborts),    cmocka_unit_test(a_member_revokes),
-      cmocka_unit_test(a_request_is_early),
+      cmocka_unit_test(a_request_is_early), cmocka_unit_test(the_log_tells_of_it),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

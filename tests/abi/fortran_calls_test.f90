@@ -195,6 +195,7 @@ contains
     call expect(MEP_SUCCESS, mep_comm_destroy(own), 136)
     call expect(MEP_SUCCESS, mep_comm_shrink(comm, own), 138)
     call expect(MEP_SUCCESS, mep_comm_destroy(own), 139)
+    call expect(MEP_SUCCESS, mep_set_log_callback(c_null_funptr, c_null_ptr), 140)
     call mep_struct_init(message, c_sizeof(message))
     call check(message%struct_size == 32 .and. message%bytes == 0, 137)
   end subroutine messages_to_itself

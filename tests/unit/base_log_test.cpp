@@ -6,6 +6,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -15,6 +17,7 @@
 
 #include "base/log.hpp"
 #include "base/stranger_log.hpp"
+#include "mep.h"
 #include "support/cmocka_cpp.hpp"
 
 namespace {
@@ -142,6 +145,82 @@ void file_takes_whole_lines_of_many_threads(void**) {
   assert_int_equal(lines, 800);
 }
 
+struct Taken {
+  std::string lines;
+  std::atomic<bool> is_inside{false};
+  std::atomic<bool> may_return{true};
+  mep_result_t nested = MEP_SUCCESS;
+};
+
+void take(void* user, int32_t level, const char* line) {
+  Taken& taken = *static_cast<Taken*>(user);
+  taken.is_inside = true;
+  while (!taken.may_return) std::this_thread::yield();
+  taken.lines += std::to_string(level) + " " + line + "\n";
+  mep::log(LogLevel::kError, "of the callback");
+  taken.nested = mep_set_log_callback(nullptr, nullptr);
+}
+
+void callback_takes_lines(void**) {
+  char path[] = "/tmp/mep_log_test_XXXXXX";
+  const int descriptor = mkstemp(path);
+  assert_true(descriptor >= 0);
+  for (const bool to_file : {false, true}) {
+    const std::string errors = stderr_of("info", to_file ? path : nullptr, [] {
+      Taken taken;
+      if (mep_set_log_callback(take, &taken) != MEP_SUCCESS) _exit(1);
+      all_levels();
+      if (mep_set_log_callback(nullptr, nullptr) != MEP_SUCCESS) _exit(2);
+      mep::log(LogLevel::kWarn, "after");
+      if (taken.nested != MEP_ERR_BUSY) _exit(3);
+      if (getenv("MEP_LOG_FILE") == nullptr &&
+          taken.lines != "0 mep error: e1\n1 mep warn: w2\n2 mep info: i3\n") {
+        _exit(4);
+      }
+      if (std::count(taken.lines.begin(), taken.lines.end(), '\n') != 3) _exit(5);
+    });
+    const std::string own = "mep error: of the callback\n";
+    assert_string_equal(errors.c_str(),
+                        to_file ? "" : (own + own + own + "mep warn: after\n").c_str());
+  }
+  const std::string text = read_all(descriptor);
+  close(descriptor);
+  unlink(path);
+  assert_int_equal(std::count(text.begin(), text.end(), '\n'), 7);
+}
+
+// The one that takes a callback away may free what it uses. A child of a fork waits for no thread that it has not.
+void callback_is_over_when_replaced(void**) {
+  const std::string errors = stderr_of("warn", nullptr, [] {
+    Taken taken;
+    taken.may_return = false;
+    if (mep_set_log_callback(take, &taken) != MEP_SUCCESS) _exit(1);
+    std::thread logs([] { mep::log(LogLevel::kWarn, "a line"); });
+    while (!taken.is_inside) std::this_thread::yield();
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(20);
+      _exit(mep_set_log_callback(nullptr, nullptr) == MEP_SUCCESS ? 0 : 1);
+    }
+    int status = 0;
+    if (waitpid(child, &status, 0) != child || status != 0) _exit(2);
+    std::atomic<bool> is_replaced{false};
+    std::thread replaces([&] {
+      (void)mep_set_log_callback(mep_log_to_descriptor,
+                                 reinterpret_cast<void*>(intptr_t{STDERR_FILENO}));
+      is_replaced = true;
+    });
+    usleep(20'000);
+    if (is_replaced) _exit(3);
+    taken.may_return = true;
+    replaces.join();
+    if (taken.lines != "1 mep warn: a line\n") _exit(4);
+    logs.join();
+    mep::log(LogLevel::kWarn, "to the descriptor");
+  });
+  assert_string_equal(errors.c_str(), "mep error: of the callback\nmep warn: to the descriptor\n");
+}
+
 void unusable_file_falls_back_to_stderr(void**) {
   const std::string text =
       stderr_of("error", "/nonexistent/log", [] { mep::log(LogLevel::kError, "still seen"); });
@@ -212,6 +291,8 @@ int main() {
       cmocka_unit_test(control_bytes_cannot_forge_lines),
       cmocka_unit_test(long_lines_are_cut),
       cmocka_unit_test(file_takes_whole_lines_of_many_threads),
+      cmocka_unit_test(callback_takes_lines),
+      cmocka_unit_test(callback_is_over_when_replaced),
       cmocka_unit_test(unusable_file_falls_back_to_stderr),
       cmocka_unit_test(fifo_blocks_nobody),
       cmocka_unit_test(strangers_have_one_line_a_minute),

@@ -45,7 +45,8 @@ TASKS = [
      r"MEP_DISPATCH_\w+|MEP_COMBINE_\w+|mep_(dispatch|combine)\w*|mep_ep_last_op"),
     ("expert-parallelism", "Expert parallelism: objects and buffers", "Objects, buffers, handles and the expert map that dispatch and combine use. "
      "`num_sms` of `mep_ep_config_t` limits the SMs that the kernels take.", r"MEP_EP_\w+|mep_ep_\w+|mep_moe_defaults|mep_scale_\w+|MEP_SCALE_\w+|MEP_MAX_TOP_K|mep_range_t"),
-    ("machine", "Version and machine", "The library's version, and the adapter near a GPU or a core.", r"mep_version|mep_preferred_hca|mep_comm_preferred_hca"),
+    ("machine", "Version, log and machine", "The library's version, its log, and the adapter near a GPU or a core.",
+     r"mep_version|MEP_LOG_ERROR|mep_log_\w+|mep_set_log_callback|mep_preferred_hca|mep_comm_preferred_hca"),
 ]
 # The order of the index: by what a program does first.
 ORDER = ("start", "communicators", "collectives", "collectives-with-counts", "nonblocking", "messages", "expert-parallelism",
@@ -131,6 +132,8 @@ mep_result_string: the name of a result
 mep_last_error: the text of the last failure
 mep_dtype_size: the bytes of one element
 mep_version: the version of the library
+mep_set_log_callback: take the log lines in place of stderr
+mep_log_to_descriptor: a log callback that writes to a file descriptor
 mep_preferred_hca: the RDMA adapter near a GPU, a core or a memory node
 mep_comm_preferred_hca: the RDMA adapter near the GPU of a communicator
 mep_struct_init: set a struct of the library to its defaults

@@ -16,6 +16,7 @@ from ._buffers import dtype_number
 from ._call import check as _check
 from ._call import lib as _lib
 from ._group import group
+from ._log import set_log_callback
 from ._message_calls import ANY_SOURCE, ANY_TAG, Message
 from ._types import BufferLike
 from .comm import Comm, CommStats, PeerState, View, init, init_all, join
@@ -67,5 +68,5 @@ __all__ = [
     "NoQuorumError", "NotFoundError", "OpInfo", "OpStatus", "PeerFailedError", "PeerLeftError",
     "PeerState", "Received", "Request", "RevokedError", "SystemCallError", "ThreadError", "TimeoutError",
     "UnsupportedError", "VersionError", "View", "dtype_size", "group", "init", "init_all", "join",
-    "library_version", "preferred_hca", "result_string", "waitall", "waitany",
+    "library_version", "preferred_hca", "result_string", "set_log_callback", "waitall", "waitany",
 ]

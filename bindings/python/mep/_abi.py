@@ -88,6 +88,11 @@ MEP_PEER_DEAD = 3
 MEP_PEER_LEFT = 4
 MEP_PEER_EXCLUDED = 5
 
+MEP_LOG_ERROR = 0
+MEP_LOG_WARN = 1
+MEP_LOG_INFO = 2
+MEP_LOG_DEBUG = 3
+
 MEP_EP_LOW_LATENCY = 0
 MEP_EP_SLOTTED = 1
 MEP_EP_HIGH_THROUGHPUT = 2
@@ -117,6 +122,7 @@ mep_result_t = c_int32
 mep_dtype_t = c_uint32
 mep_op_t = c_uint32
 mep_view_callback_t = CFUNCTYPE(None, c_void_p, c_uint64, c_int32)
+mep_log_callback_t = CFUNCTYPE(None, c_void_p, c_int32, c_char_p)
 mep_store_put_t = CFUNCTYPE(c_int, c_void_p, c_char_p, c_void_p, c_size_t)
 mep_store_get_t = CFUNCTYPE(c_int, c_void_p, c_char_p, c_void_p, c_size_t, POINTER(c_size_t),
                             c_uint32)
@@ -455,6 +461,8 @@ FUNCTIONS = {
     "mep_combine": (mep_result_t, [mep_ep_handle_t, POINTER(mep_combine_send_t),
                                    POINTER(mep_combine_receive_t), mep_stream_t]),
     "mep_ep_last_op": (mep_result_t, [mep_ep_t, c_uint32, POINTER(mep_op_info_t)]),
+    "mep_set_log_callback": (mep_result_t, [c_void_p, c_void_p]),
+    "mep_log_to_descriptor": (None, [c_void_p, c_int32, c_char_p]),
     "mep_preferred_hca": (mep_result_t, [c_char_p, c_char_p, c_size_t]),
     "mep_comm_preferred_hca": (mep_result_t, [mep_comm_t, c_char_p, c_char_p, c_size_t]),
 }

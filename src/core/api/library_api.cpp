@@ -1,4 +1,8 @@
-// Version, results and types.
+// Version, results, types and the log.
+#include <cerrno>
+
+#include "base/guarded.hpp"
+#include "base/log.hpp"
 #include "base/sized_struct.hpp"
 #include "base/status.hpp"
 #include "mep.h"
@@ -54,4 +58,17 @@ void mep_struct_init(void* x, size_t size) {
 
 size_t mep_dtype_size(mep_dtype_t dtype) {
   return mep::type_facts(dtype).bytes;
+}
+
+mep_result_t mep_set_log_callback(mep_log_callback_t callback, void* user) {
+  using namespace mep;
+  static_assert(MEP_LOG_ERROR == static_cast<int>(LogLevel::kError));
+  static_assert(MEP_LOG_DEBUG == static_cast<int>(LogLevel::kDebug));
+  return guarded([&] { return set_log_callback(callback, user); });
+}
+
+void mep_log_to_descriptor(void* user, int32_t /*level*/, const char* line) {
+  const int saved_errno = errno;
+  mep::log_to_descriptor(static_cast<int>(reinterpret_cast<intptr_t>(user)), line);
+  errno = saved_errno;
 }
