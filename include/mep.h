@@ -272,6 +272,49 @@ MEP_API mep_result_t mep_comm_transport(mep_comm_t comm, int32_t rank, const cha
 
 /* Registered memory: page-aligned memory of this process that peers on this host can map for reading, and never write.
  * An operation may read it where it lies in place of a copy; results are the same, and none does so far. Zeroed. Blocks briefly. Free it before the world. Any thread.
+/* How this rank reaches another one's memory. */
+typedef uint32_t mep_reach_t;
+enum {
+  MEP_REACH_NONE = 0,   /* the rank is absent */
+  MEP_REACH_SELF = 1,   /* it is this rank */
+  MEP_REACH_MAPPED = 2, /* this rank writes it in place; on a GPU communicator its GPU's memory */
+  MEP_REACH_HOST = 3,   /* GPUs: through pinned memory of the host that both map */
+  MEP_REACH_QUEUES = 4, /* GPUs: they post to queues, and the host puts */
+  MEP_REACH_NETWORK = 5 /* by puts of its transport, also on one host ("put only") */
+};
+
+/* The values in force on a comm. */
+typedef struct mep_comm_info_t {
+  uint32_t struct_size;
+  uint32_t flags;                  /* out: MEP_COMM_* in force, without SET bits */
+  int32_t rank;                    /* out: as mep_comm_rank */
+  int32_t size;                    /* out: as mep_comm_size */
+  int32_t live;                    /* out: as mep_comm_live_count */
+  int32_t max_size;                /* out: of the world */
+  int32_t device;                  /* out: as mep_comm_device */
+  mep_quorum_t quorum;             /* out */
+  uint32_t timeout_ms;             /* out: of this comm */
+  uint32_t heartbeat_ms;           /* out */
+  uint32_t suspect_ms;             /* out */
+  uint32_t in_place_restore_bytes; /* out */
+  uint64_t message_eager_bytes; /* out: up to so many a message needs no receiver; 0: no messages */
+  uint32_t max_group_messages;  /* out: GPUs: of one group; hosts: 0, no limit */
+  uint32_t num_sms;  /* out: GPUs: blocks of a collective kernel at most; 0 on hosts and queues */
+  uint32_t capacity; /* in: entries at reach, one a comm rank */
+  uint32_t reserved;
+  mep_reach_t* reach; /* in: array, or NULL; out: how each rank is reached */
+} mep_comm_info_t;
+static inline void mep_comm_info_defaults(mep_comm_info_t* info) {
+  mep_struct_init(info, sizeof *info);
+}
+
+/* Fills info: effective values, after defaults and environment. Local; any thread; does not block. Error:
+ * MEP_ERR_CAPACITY (reach is too short; the rest is filled). 0.3 */
+MEP_API mep_result_t mep_comm_query(mep_comm_t comm, mep_comm_info_t* info);
+
+/* Source memory: page-aligned, unnamed memory of this process in a form that peers on this host can map
+ * for reading, and never write. Collectives treat it as any other memory so far: it saves no copy.
+ * Zeroed. Blocks briefly. Free it before the world. Any thread.
  * Errors: MEP_ERR_NO_MEMORY, MEP_ERR_SYSTEM; mep_mem_free of another address:
  * MEP_ERR_INVALID_ARGUMENT. NULL may be freed. 0.1 */
 MEP_API mep_result_t mep_mem_alloc(mep_comm_t comm, size_t bytes, void** memory);
@@ -644,7 +687,7 @@ MEP_API mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests,
  * those of different senders in any order. Messages and collectives of a comm do not wait for each other.
  *
  * A send ends when its buffer is the caller's again. That says nothing about the receiver: up to a few
- * kilobytes (MEP_MESSAGE_EAGER_BYTES) are put where the receiver finds them, as long as there is room; a larger
+ * kilobytes (message_eager_bytes of mep_comm_query) are put where the receiver finds them, as long as there is room; a larger
  * message is sent once its receiver has called. So two ranks that both send first and then receive may wait for
  * each other until their timeout: mep_sendrecv, nonblocking calls or a group do not. Messages that nobody
  * has received take memory of their receiver.
@@ -670,7 +713,7 @@ MEP_API mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests,
  *     too short with MEP_ERR_CAPACITY. That message is lost, and the next receive goes on;
  *   - message is NULL. Not built: MEP_ANY_SOURCE, nonblocking forms and probes;
  *   - a send ends when the receiver has made room for all of it. It needs no receive for at most four messages of one
- *     rank to another that have not been received, each of up to 64 KB. Two ranks that exchange more use mep_sendrecv
+ *     rank to another that have not been received, each of up to message_eager_bytes, 64 KB at least. Two ranks that exchange more use mep_sendrecv
  *     or a group, which is one operation: at most 96 messages of a communicator, on one stream, and none waits for
  *     another but those of one rank, one way;
  *   - calls with one rank, one way, are in one order: on one stream, or on several that events order;
@@ -684,8 +727,7 @@ MEP_API mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests,
 
 enum { MEP_ANY_SOURCE = -1, MEP_ANY_TAG = -1 };
 
-/* Up to so many bytes, on a comm of at most 16 ranks, a message needs no receiver to be sent. On one of up to 64
- * ranks it is 4048 bytes, on a larger one 976. */
+/* message_eager_bytes of mep_comm_query on a host communicator of at most 16 ranks; less on larger ones. */
 enum { MEP_MESSAGE_EAGER_BYTES = 8144 };
 
 /* A message's description. */

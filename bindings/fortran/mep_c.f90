@@ -223,6 +223,12 @@ module mep_c
       type(mep_view_t), intent(inout) :: view
     end function mep_comm_view
 
+    integer(c_int32_t) function mep_comm_query(comm, info) bind(C)
+      import :: c_int32_t, mep_comm_t, mep_comm_info_t
+      type(mep_comm_t), value :: comm
+      type(mep_comm_info_t), intent(inout) :: info
+    end function mep_comm_query
+
     integer(c_int32_t) function mep_comm_wait_view(comm, epoch, timeout_ms) bind(C)
       import :: c_int32_t, c_int64_t, mep_comm_t
       type(mep_comm_t), value :: comm

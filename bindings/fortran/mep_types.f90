@@ -100,6 +100,13 @@ module mep_types
   integer(c_int32_t), parameter, public :: MEP_PEER_LEFT = 4
   integer(c_int32_t), parameter, public :: MEP_PEER_EXCLUDED = 5
 
+  integer(c_int32_t), parameter, public :: MEP_REACH_NONE = 0
+  integer(c_int32_t), parameter, public :: MEP_REACH_SELF = 1
+  integer(c_int32_t), parameter, public :: MEP_REACH_MAPPED = 2
+  integer(c_int32_t), parameter, public :: MEP_REACH_HOST = 3
+  integer(c_int32_t), parameter, public :: MEP_REACH_QUEUES = 4
+  integer(c_int32_t), parameter, public :: MEP_REACH_NETWORK = 5
+
   integer(c_int32_t), parameter, public :: MEP_LOG_ERROR = 0
   integer(c_int32_t), parameter, public :: MEP_LOG_WARN = 1
   integer(c_int32_t), parameter, public :: MEP_LOG_INFO = 2
@@ -225,6 +232,27 @@ module mep_types
     integer(c_int32_t) :: dtype = 0
     integer(c_int32_t) :: reserved = 0
   end type mep_message_t
+
+  type, bind(C), public :: mep_comm_info_t
+    integer(c_int32_t) :: struct_size = 80
+    integer(c_int32_t) :: flags = 0
+    integer(c_int32_t) :: rank = 0
+    integer(c_int32_t) :: size = 0
+    integer(c_int32_t) :: live = 0
+    integer(c_int32_t) :: max_size = 0
+    integer(c_int32_t) :: device = 0
+    integer(c_int32_t) :: quorum = 0
+    integer(c_int32_t) :: timeout_ms = 0
+    integer(c_int32_t) :: heartbeat_ms = 0
+    integer(c_int32_t) :: suspect_ms = 0
+    integer(c_int32_t) :: in_place_restore_bytes = 0
+    integer(c_int64_t) :: message_eager_bytes = 0
+    integer(c_int32_t) :: max_group_messages = 0
+    integer(c_int32_t) :: num_sms = 0
+    integer(c_int32_t) :: capacity = 0
+    integer(c_int32_t) :: reserved = 0
+    type(c_ptr) :: reach = c_null_ptr
+  end type mep_comm_info_t
 
   type, bind(C), public :: mep_view_t
     integer(c_int32_t) :: struct_size = 64

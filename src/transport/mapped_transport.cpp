@@ -141,7 +141,7 @@ Doorbell* MappedTransport::doorbell(uint32_t slot) const {
 
 PeerStatus MappedTransport::status(uint32_t slot) const {
   if (peer_at(slot) == nullptr) return {};
-  return {true, put_only_ ? put_only_text_.c_str() : name()};
+  return {true, put_only_ ? put_only_text_.c_str() : name(), !put_only_};
 }
 
 RemoteWindow* MappedTransport::find_target(Peer* peer, uint32_t slot, const Posting& posting,

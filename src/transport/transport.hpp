@@ -88,6 +88,7 @@ struct TransportOptions {
 struct PeerStatus {
   bool is_connected = false;   // what is posted before is kept
   const char* text = nullptr;  // how the peer is reached, in words; lives as long as the peer
+  bool is_mapped = false;      // its windows have an address here
 };
 
 class Transport : public Endpoint, public WindowExchange, public Drain {

@@ -14,7 +14,7 @@ WANTED = {
     ("mep_mem_alloc", "MEP_ERR_NO_MEMORY"), ("mep_comm_async_result", "MEP_ERR_UNSUPPORTED"),
     ("mep_comm_last_op", "MEP_ERR_NOT_FOUND"), ("mep_comm_last_op", "MEP_ERR_CAPACITY"),
     ("mep_allreduce", "MEP_ERR_UNSUPPORTED"), ("mep_iallreduce", "MEP_ERR_UNSUPPORTED"),
-    ("mep_comm_view", "MEP_ERR_CAPACITY"), ("mep_comm_wait_view", "MEP_ERR_TIMEOUT"),
+    ("mep_comm_view", "MEP_ERR_CAPACITY"), ("mep_comm_query", "MEP_ERR_CAPACITY"), ("mep_comm_wait_view", "MEP_ERR_TIMEOUT"),
     ("mep_comm_attach", "MEP_ERR_NOT_FOUND"), ("mep_comm_destroy", "MEP_ERR_BUSY"),
     ("mep_ep_destroy", "MEP_ERR_BUSY"), ("mep_ep_handle_destroy", "MEP_ERR_BUSY"),
     ("mep_ep_attach", "MEP_ERR_NOT_FOUND"), ("mep_ep_last_op", "MEP_ERR_NOT_FOUND"),

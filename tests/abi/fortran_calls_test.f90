@@ -142,6 +142,7 @@ program fortran_calls_test
 contains
 
   subroutine messages_to_itself
+    type(mep_comm_info_t) :: facts
     type(mep_message_t), asynchronous :: message
     type(mep_request_t) :: requests(3)
     type(mep_comm_t) :: own
@@ -195,6 +196,8 @@ contains
     call expect(MEP_SUCCESS, mep_comm_destroy(own), 136)
     call expect(MEP_SUCCESS, mep_comm_shrink(comm, own), 138)
     call expect(MEP_SUCCESS, mep_comm_destroy(own), 139)
+    call expect(MEP_SUCCESS, mep_comm_query(comm, facts), 147)
+    call check(facts%size == 1 .and. facts%device == -1 .and. facts%message_eager_bytes == 8144, 148)
     call expect(MEP_SUCCESS, mep_set_log_callback(c_null_funptr, c_null_ptr), 140)
     call mep_struct_init(message, c_sizeof(message))
     call check(message%struct_size == 32 .and. message%bytes == 0, 137)

@@ -306,7 +306,7 @@ def every_call(comm, ep, handle, request):
         ("ialltoallv", lambda: comm.ialltoallv(x, [x.size], [x.size])), ("send", lambda: comm.send(x, 0)),
         ("isend", lambda: comm.isend(x, 0)), ("recv", lambda: comm.recv(x)), ("irecv", lambda: comm.irecv(x)),
         ("sendrecv", lambda: comm.sendrecv(x, 0, x.copy())), ("probe", comm.probe), ("iprobe", comm.iprobe),
-        ("dup", comm.dup), ("shrink", comm.shrink), ("view", comm.view),
+        ("dup", comm.dup), ("shrink", comm.shrink), ("view", comm.view), ("query", comm.query),
         ("peer_state", lambda: comm.peer_state(0)), ("wait_view", lambda: comm.wait_view(0, 0.01)),
         ("callback", lambda: comm.set_view_callback(print)), ("split", lambda: comm.split(0)),
         ("agree", lambda: comm.agree(1)), ("recover_ranks", comm.recover_ranks),

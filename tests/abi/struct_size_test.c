@@ -100,6 +100,7 @@ static void defaults_are_inits(void** state) {
   CHECK_DEFAULTS(mep_op_info_t, mep_op_info_defaults);
   CHECK_DEFAULTS(mep_comm_stats_t, mep_comm_stats_defaults);
   CHECK_DEFAULTS(mep_message_t, mep_message_defaults);
+  CHECK_DEFAULTS(mep_comm_info_t, mep_comm_info_defaults);
   CHECK_DEFAULTS(mep_view_t, mep_view_defaults);
   CHECK_DEFAULTS(mep_ep_config_t, mep_ep_config_defaults);
   CHECK_DEFAULTS(mep_ep_size_t, mep_ep_size_defaults);
@@ -281,6 +282,10 @@ static mep_result_t call_view(Fixture* f, void* memory) {
   return mep_comm_view(f->comm, memory);
 }
 
+static mep_result_t call_query(Fixture* f, void* memory) {
+  return mep_comm_query(f->comm, memory);
+}
+
 static void fill_ep_config(void* memory, size_t size) {
   mep_ep_config_t* config = memory;
   (void)size;
@@ -412,6 +417,7 @@ static const struct {
     {"mep_probe", call_probe, fill_nothing, SIZE_AND_NAME(mep_message_t)},
     {"mep_iprobe", call_iprobe, fill_nothing, SIZE_AND_NAME(mep_message_t)},
     {"mep_comm_stats", call_stats, fill_nothing, SIZE_AND_NAME(mep_comm_stats_t)},
+    {"mep_comm_query", call_query, fill_nothing, SIZE_AND_NAME(mep_comm_info_t)},
     {"mep_comm_view", call_view, fill_nothing, SIZE_AND_NAME(mep_view_t)},
     {"mep_ep_create", call_ep_create, fill_ep_config, SIZE_AND_NAME(mep_ep_config_t)},
     {"mep_ep_buffer_size", call_ep_buffer_size, fill_ep_config, SIZE_AND_NAME(mep_ep_config_t)},

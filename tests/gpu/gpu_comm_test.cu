@@ -316,6 +316,48 @@ void fault(uint32_t count, bool aborts) {
       count, aborts ? "aborts" : "stops calling", took * 1e3);
 }
 
+mep_reach_t expected_reach() {
+  if (!has_counts()) return MEP_REACH_QUEUES;
+  return std::getenv("MEP_CUDA_REACH") == nullptr ? MEP_REACH_MAPPED : MEP_REACH_HOST;
+}
+
+// A message of as many bytes as mep_comm_query says is sent before anybody receives it.
+void limits(uint32_t count) {
+  std::vector<Rank> ranks = open_ranks(count, 20'000);
+  mep_reach_t reach[kMostRanks];
+  mep_comm_info_t info;
+  mep_comm_info_defaults(&info);
+  info.reach = reach;
+  info.capacity = count;
+  need(mep_comm_query(ranks[1].comm, &info), "mep_comm_query");
+  GPU_CHECK(info.device == gpu_of(1), "mep_comm_query tells of GPU %d", info.device);
+  for (uint32_t i = 0; i < count; ++i) {
+    const mep_reach_t wanted = i == 1 ? MEP_REACH_SELF : expected_reach();
+    GPU_CHECK(reach[i] == wanted, "rank %u is reached by way %u, not %u", i, reach[i], wanted);
+  }
+  GPU_CHECK((info.num_sms > 0) == has_counts(), "%u blocks", info.num_sms);
+  if (has_counts()) {
+    GPU_CHECK(info.max_group_messages == 96, "a group has %u messages", info.max_group_messages);
+    const size_t bytes = info.message_eager_bytes;
+    GPU_CHECK(bytes >= 65536, "%zu bytes need no receiver", bytes);
+    uint8_t* sent = nullptr;
+    uint8_t* got = nullptr;
+    cuda(cudaMallocHost(&sent, bytes));
+    cuda(cudaMallocHost(&got, bytes));
+    for (size_t i = 0; i < bytes; ++i) sent[i] = static_cast<uint8_t>(i * 0x9e3779b1u >> 24);
+    need(mep_send(sent, bytes, MEP_UINT8, 0, 0, ranks[1].comm, ranks[1].stream), "send");
+    cuda(cudaStreamSynchronize(ranks[1].stream));
+    need(mep_comm_async_result(ranks[1].comm), "a send without its receive");
+    need(mep_recv(got, bytes, MEP_UINT8, 1, 0, ranks[0].comm, nullptr, ranks[0].stream), "receive");
+    synchronize_all();
+    GPU_CHECK(std::memcmp(sent, got, bytes) == 0, "wrong bytes");
+    cuda(cudaFreeHost(sent));
+    cuda(cudaFreeHost(got));
+  }
+  close_ranks(&ranks);
+  std::printf("  %u ranks: reach and limits\n", count);
+}
+
 // With two GPUs ranks of one and of both are in each half.
 int32_t color_of(uint32_t rank) {
   return rank % 4 == 0 || rank % 4 == 3 ? 0 : 1;
@@ -375,6 +417,9 @@ int main() {
   for (const uint32_t ranks : {1u, 2u, 4u}) messages(ranks, seed + ranks);
   for (const bool aborts : {true, false}) lost_messages(aborts, seed);
   for (const uint32_t ranks : {2u, 3u}) requests(ranks);
+  for (const uint32_t ranks : {2u, 8u}) limits(ranks);
+  records(3, false);
+  records(3, true);
   large(3);
   for (const uint32_t ranks : {3u, 8u}) fault(ranks, true);
   for (const uint32_t ranks : {3u, 8u}) fault(ranks, false);

@@ -24,7 +24,7 @@ TASKS = [
      "[GPUs](../../guide/gpus.md) shows their use.",
      r"mep_stream_t|mep_comm_device|mep_comm_async_result|mep_op_status_\w+|MEP_OP_STATUS_VERSION|MEP_MAX_STREAM_REQUESTS"),
     ("communicators", "Communicators", "Ask a communicator for its rank and size, set its timeout, and make new ones from it.",
-     r"mep_comm_(rank|size|live|live_count|epoch|set_timeout|transport|split|dup|shrink|create_from_ranks|name|set_name|t)"),
+     r"MEP_REACH_NONE|mep_reach_t|mep_comm_(rank|size|live|live_count|epoch|set_timeout|transport|query|info_\w+|split|dup|shrink|create_from_ranks|name|set_name|t)"),
     ("memory", "Memory", "Memory that the library gives, and that stays behind a communicator.", r"mep_mem_\w+|mep_memory_release"),
     ("recovery", "Replacements and growth", "Replace a rank that is gone, and add ranks. "
      "[Replace a rank](../../guide/replace-a-rank.md) is a whole program.",
@@ -64,6 +64,7 @@ mep_comm_live_count mep_comm_live: the number of ranks that live
 mep_comm_epoch: the number of the present membership
 mep_comm_set_timeout: change the timeout of later operations
 mep_comm_transport: the transport (shared memory, TCP, RDMA) that reaches a rank
+mep_comm_query: the effective settings and limits of a communicator, and how each rank is reached
 mep_comm_split: split a communicator by color and key
 mep_comm_dup: duplicate a communicator
 mep_comm_shrink: make a communicator of the ranks that live, although ranks die

@@ -19,7 +19,8 @@ from ._group import group
 from ._log import set_log_callback
 from ._message_calls import ANY_SOURCE, ANY_TAG, Message
 from ._types import BufferLike
-from .comm import Comm, CommStats, PeerState, View, init, init_all, join
+from ._comm_records import CommInfo, CommStats, Reach
+from .comm import Comm, PeerState, View, init, init_all, join
 from ._device import DeviceArray
 from ._ep_results import EpSize, OpStatus, Received
 from .ep import Ep, Handle
@@ -62,11 +63,11 @@ def preferred_hca(location: str = "cpu") -> str:
 
 
 __all__ = [
-    "ANY_SOURCE", "ANY_TAG", "AbortedError", "BootstrapError", "BufferLike", "BusyError", "CapacityError", "Comm", "CommStats",
+    "ANY_SOURCE", "ANY_TAG", "AbortedError", "BootstrapError", "BufferLike", "BusyError", "CapacityError", "Comm", "CommInfo", "CommStats",
     "DeniedError", "DeviceArray", "DeviceError", "Ep", "EpSize", "Error", "EvictedError", "ForkedError",
     "Handle", "InProgressError", "InternalError", "InvalidArgumentError", "Message", "MismatchError", "NoMemoryError",
     "NoQuorumError", "NotFoundError", "OpInfo", "OpStatus", "PeerFailedError", "PeerLeftError",
-    "PeerState", "Received", "Request", "RevokedError", "SystemCallError", "ThreadError", "TimeoutError",
+    "PeerState", "Reach", "Received", "Request", "RevokedError", "SystemCallError", "ThreadError", "TimeoutError",
     "UnsupportedError", "VersionError", "View", "dtype_size", "group", "init", "init_all", "join",
     "library_version", "preferred_hca", "result_string", "set_log_callback", "waitall", "waitany",
 ]

@@ -88,6 +88,13 @@ MEP_PEER_DEAD = 3
 MEP_PEER_LEFT = 4
 MEP_PEER_EXCLUDED = 5
 
+MEP_REACH_NONE = 0
+MEP_REACH_SELF = 1
+MEP_REACH_MAPPED = 2
+MEP_REACH_HOST = 3
+MEP_REACH_QUEUES = 4
+MEP_REACH_NETWORK = 5
+
 MEP_LOG_ERROR = 0
 MEP_LOG_WARN = 1
 MEP_LOG_INFO = 2
@@ -223,6 +230,29 @@ class mep_message_t(Structure):
         ("bytes", c_uint64),
         ("dtype", mep_dtype_t),
         ("reserved", c_uint32),
+    ]
+
+
+class mep_comm_info_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("rank", c_int32),
+        ("size", c_int32),
+        ("live", c_int32),
+        ("max_size", c_int32),
+        ("device", c_int32),
+        ("quorum", c_uint32),
+        ("timeout_ms", c_uint32),
+        ("heartbeat_ms", c_uint32),
+        ("suspect_ms", c_uint32),
+        ("in_place_restore_bytes", c_uint32),
+        ("message_eager_bytes", c_uint64),
+        ("max_group_messages", c_uint32),
+        ("num_sms", c_uint32),
+        ("capacity", c_uint32),
+        ("reserved", c_uint32),
+        ("reach", c_void_p),
     ]
 
 
@@ -389,6 +419,7 @@ FUNCTIONS = {
     "mep_comm_device": (mep_result_t, [mep_comm_t, POINTER(c_int32)]),
     "mep_comm_set_timeout": (mep_result_t, [mep_comm_t, c_uint32]),
     "mep_comm_transport": (mep_result_t, [mep_comm_t, c_int32, POINTER(c_char_p)]),
+    "mep_comm_query": (mep_result_t, [mep_comm_t, POINTER(mep_comm_info_t)]),
     "mep_mem_alloc": (mep_result_t, [mep_comm_t, c_size_t, POINTER(c_void_p)]),
     "mep_mem_free": (mep_result_t, [mep_comm_t, c_void_p]),
     "mep_mem_free_keep": (mep_result_t, [mep_comm_t, c_void_p, POINTER(mep_memory_t)]),

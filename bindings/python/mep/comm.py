@@ -14,6 +14,7 @@ from . import _abi
 from ._buffers import Memory, array_at, buffer, dtype_number, numpy_dtype, stream_address
 from ._call import SLICE_MS, Calls, Closed, Unique, address_argument, blocking, check, last_error, lib, milliseconds
 from ._collective_calls import CollectiveCalls
+from ._comm_records import CommInfo, CommStats, Reach
 from ._group import joins_group
 from ._message_calls import MessageCalls
 from ._types import BufferLike
@@ -46,30 +47,6 @@ class View(NamedTuple):
     slots: List[int]
     incarnations: List[int]
     states: List[PeerState]
-
-
-class CommStats(NamedTuple):
-    """Counts of this rank on a communicator since it was made, as mep_comm_stats_t of mep.h says."""
-
-    collectives: int
-    sends: int
-    receives: int
-    dispatches: int
-    combines: int
-    collective_bytes: int
-    send_bytes: int
-    receive_bytes: int
-    dispatch_bytes: int
-    combine_bytes: int
-    partial_results: int
-    errors_peer_failed: int
-    errors_peer_left: int
-    errors_timeout: int
-    errors_mismatch: int
-    errors_other: int
-    view_changes: int
-    ranks_lost: int
-    ranks_admitted: int
 
 
 class Config:
@@ -316,6 +293,15 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         record = OpInfoRecord(self.size)
         check(lib.mep_comm_last_op(self._address, record.reference))
         return record.info()
+
+    def query(self) -> CommInfo:
+        """The values in force here, the limits, and how each rank is reached. Local, any thread."""
+        reach = (ctypes.c_uint32 * self.size)()
+        info = _abi.mep_comm_info_t()
+        lib.mep_struct_init(ctypes.byref(info), ctypes.sizeof(info))
+        info.capacity, info.reach = self.size, ctypes.addressof(reach)
+        check(lib.mep_comm_query(self._address, ctypes.byref(info)))
+        return CommInfo._make([*(getattr(info, name) for name in CommInfo._fields[:-1]), [Reach(each) for each in reach]])
 
     def stats(self) -> CommStats:
         """Counts of calls, bytes, errors and changes of the members on this communicator. Local, any thread."""

@@ -29,6 +29,13 @@ struct StreamMessage {
   int32_t tag = 0;  // MEP_ANY_TAG: any
 };
 
+// See mep_comm_info_t.
+struct BackendLimits {
+  uint64_t message_eager_bytes = 0;
+  uint32_t group_messages = 0;
+  uint32_t blocks = 0;
+};
+
 class Backend {
  public:
   // `which`: one of `backends`, whose operations are carried out and no others.
@@ -60,6 +67,8 @@ class Backend {
   [[nodiscard]] mep_result_t check_host(const char* what) const;
   // -1: host memory.
   virtual int32_t device() const { return -1; }
+  // All 0 on hosts. Any thread.
+  virtual BackendLimits limits() const { return {}; }
   // Null: none.
   virtual GpuBackend* gpu_backend() { return nullptr; }
 

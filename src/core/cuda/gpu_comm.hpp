@@ -43,6 +43,10 @@ class GpuComm : public CudaBackend, public ViewParticipant {
   GpuReach reach() const override {
     return windows_at_ == WindowPlace::kDevice ? GpuReach::kDeviceWindows : GpuReach::kHostWindows;
   }
+  BackendLimits limits() const override {
+    return {device::kMessageLanes * layout_.message_chunk_bytes, device::kMostMessages,
+            layout_.ctas};
+  }
   size_t view_participants() const override { return is_client_ ? 1 : 0; }
   mep_result_t connect(const Deadline& deadline) override;
   mep_result_t begin_proof() override;

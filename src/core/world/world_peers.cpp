@@ -27,6 +27,12 @@ const char* WorldPeers::transport_text(uint32_t slot) const {
   return texts_.insert(text != nullptr ? text : transport->name()).first->c_str();
 }
 
+bool WorldPeers::maps(uint32_t slot) const {
+  const std::lock_guard reaching(reaching_mutex_);
+  const Transport* transport = table_[slot].transport;
+  return transport != nullptr && transport->status(slot).is_mapped;
+}
+
 mep_result_t WorldPeers::open_network(Doorbell* doorbell) {
   doorbell_ = doorbell;
   Offer offered;

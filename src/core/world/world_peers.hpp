@@ -75,6 +75,8 @@ class WorldPeers {
   bool keeps_read_rights() const { return ReadRights::now() == read_rights_; }
   // How a slot is reached, in words, which live as long as this table. Any thread; throws std::bad_alloc.
   const char* transport_text(uint32_t slot) const;
+  // Whether the slot's windows have an address here. Any thread.
+  bool maps(uint32_t slot) const;
   // While it is held no peer is forgotten, and what a slot is reached by stays: whoever reaches, imports or drops
   // a peer's window, or asks its transport something, outside of the operations of a view. Before all other
   // mutexes.

@@ -1,0 +1,84 @@
+// mep_comm_query: the values in force on a comm, and how its ranks are reached.
+#include "core/api/api_guard.hpp"
+#include "core/comm/gpu_backend.hpp"
+#include "protocol/message_cells.hpp"
+
+namespace mep {
+namespace {
+
+mep_reach_t reach_of(mep_comm_t comm, const CommView& view, uint32_t rank) {
+  const Comm& impl = *comm->comm;
+  if (rank == impl.rank()) return MEP_REACH_SELF;
+  if (!view.is_live(rank)) return MEP_REACH_NONE;
+  GpuBackend* const gpu = comm->backend->gpu_backend();
+  if (gpu == nullptr) {
+    return impl.world().peers().maps(impl.slots()[rank]) ? MEP_REACH_MAPPED : MEP_REACH_NETWORK;
+  }
+  switch (gpu->reach()) {
+    case GpuReach::kDeviceWindows:
+      return MEP_REACH_MAPPED;
+    case GpuReach::kHostWindows:
+      return MEP_REACH_HOST;
+    case GpuReach::kQueues:
+      break;
+  }
+  const std::vector<bool> mapped = gpu->mapped_ranks();
+  return !mapped.empty() && mapped[rank] ? MEP_REACH_MAPPED : MEP_REACH_QUEUES;
+}
+
+void fill_limits(mep_comm_t comm, mep_comm_info_t* info) {
+  if (comm->backend->gpu_backend() == nullptr) {
+    info->message_eager_bytes = MessageLayout::of(comm->comm->size()).payload_bytes();
+    return;
+  }
+  const BackendLimits limits = comm->backend->limits();
+  info->message_eager_bytes = limits.message_eager_bytes;
+  info->max_group_messages = limits.group_messages;
+  info->num_sms = limits.blocks;
+}
+
+void fill_config(const Comm& impl, mep_comm_info_t* info) {
+  const ResolvedConfig& config = impl.world().config();
+  info->flags = config.flags & ~uint32_t{MEP_COMM_SET_RANK | MEP_COMM_SET_DEVICE};
+  info->max_size = static_cast<int32_t>(impl.world().max_slots());
+  info->quorum = config.quorum;
+  info->timeout_ms = impl.timeout_ms();
+  info->heartbeat_ms = config.heartbeat_ms;
+  info->suspect_ms = config.suspect_ms;
+  info->in_place_restore_bytes = config.in_place_restore_bytes;
+}
+
+mep_result_t query(mep_comm_t comm, mep_comm_info_t* info) {
+  mep_comm_info_t read;
+  MEP_TRY(read_sized_struct(info, "mep_comm_info_t", &read));
+  mep_comm_info_t filled{};
+  filled.struct_size = read.struct_size;
+  filled.capacity = read.capacity;
+  filled.reach = read.reach;
+  const Comm& impl = *comm->comm;
+  const auto view = impl.latest_view();
+  filled.rank = static_cast<int32_t>(impl.rank());
+  filled.size = static_cast<int32_t>(impl.size());
+  filled.live = static_cast<int32_t>(view->live.size());
+  filled.device = comm->backend->device();
+  fill_config(impl, &filled);
+  fill_limits(comm, &filled);
+  for (uint32_t rank = 0; filled.reach != nullptr && rank < impl.size() && rank < filled.capacity;
+       ++rank) {
+    filled.reach[rank] = reach_of(comm, *view, rank);
+  }
+  write_sized_struct(filled, info);
+  if (filled.reach == nullptr || filled.capacity >= impl.size()) return MEP_SUCCESS;
+  return fail(MEP_ERR_CAPACITY, "reach holds %u entries, the communicator has %u ranks",
+              filled.capacity, impl.size());
+}
+
+}  // namespace
+}  // namespace mep
+
+mep_result_t mep_comm_query(mep_comm_t comm, mep_comm_info_t* info) {
+  using namespace mep;
+  MEP_TRY(check_comm(comm));
+  if (info == nullptr) return null_argument("info");
+  return guarded([&] { return query(comm, info); });
+}

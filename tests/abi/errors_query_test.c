@@ -1,0 +1,96 @@
+/* The values that mep_comm_query tells, and its errors. */
+#include <stdlib.h>
+
+#include "world_of_one.h"
+
+static void wrong_arguments(void** state) {
+  (void)state;
+  mep_comm_info_t info;
+  mep_comm_info_defaults(&info);
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_query(NULL, &info));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_query(comm, NULL));
+  mep_reach_t reach = 99;
+  info.reach = &reach; /* an array without an entry */
+  EXPECT(MEP_ERR_CAPACITY, mep_comm_query(comm, &info));
+  assert_int_equal(reach, 99);
+  assert_int_equal(info.size, 1);
+  info.capacity = 1;
+  MUST(mep_comm_query(comm, &info));
+  assert_int_equal(reach, MEP_REACH_SELF);
+}
+
+static void values_in_force(void** state) {
+  (void)state;
+  setenv("MEP_HEARTBEAT_MS", "70", 1);
+  mep_comm_config_t config;
+  mep_comm_config_defaults(&config);
+  config.max_size = 20;
+  config.suspect_ms = 900;
+  mep_comm_t one = NULL;
+  MUST(mep_comm_init_all(1, &config, &one));
+  unsetenv("MEP_HEARTBEAT_MS");
+  MUST(mep_comm_set_timeout(one, 1234));
+  mep_comm_info_t info;
+  mep_comm_info_defaults(&info);
+  MUST(mep_comm_query(one, &info));
+  assert_int_equal(info.flags, 0);
+  assert_int_equal(info.rank, 0);
+  assert_int_equal(info.size, 1);
+  assert_int_equal(info.live, 1);
+  assert_int_equal(info.max_size, 20);
+  assert_int_equal(info.device, -1);
+  assert_int_equal(info.quorum, MEP_QUORUM_MAJORITY);
+  assert_int_equal(info.timeout_ms, 1234);
+  assert_int_equal(info.heartbeat_ms, 70);
+  assert_int_equal(info.suspect_ms, 900);
+  assert_int_equal(info.in_place_restore_bytes, 65536);
+  assert_int_equal(info.message_eager_bytes, MEP_MESSAGE_EAGER_BYTES);
+  assert_int_equal(info.max_group_messages, 0);
+  assert_int_equal(info.num_sms, 0);
+  MUST(mep_comm_destroy(one));
+}
+
+/* Twenty ranks have smaller rings; one that leaves is reached no more. */
+static void reaches(uint32_t flags, mep_reach_t expected) {
+  enum { kRanks = 20 };
+  mep_comm_t comms[kRanks];
+  mep_comm_config_t config;
+  mep_comm_config_defaults(&config);
+  config.flags = flags;
+  MUST(mep_comm_init_all(kRanks, &config, comms));
+  mep_reach_t reach[kRanks];
+  mep_comm_info_t info;
+  mep_comm_info_defaults(&info);
+  info.reach = reach;
+  info.capacity = kRanks;
+  MUST(mep_comm_query(comms[1], &info));
+  assert_int_equal(info.rank, 1);
+  assert_int_equal(info.flags, flags);
+  assert_int_equal(info.message_eager_bytes, 4048);
+  for (int i = 0; i < kRanks; ++i) {
+    assert_int_equal(reach[i], i == 1 ? MEP_REACH_SELF : expected);
+  }
+  MUST(mep_comm_abort(comms[0]));
+  MUST(mep_comm_wait_view(comms[1], 1, 30000));
+  MUST(mep_comm_query(comms[1], &info));
+  assert_int_equal(info.live, kRanks - 1);
+  assert_int_equal(reach[0], MEP_REACH_NONE);
+  assert_int_equal(reach[2], expected);
+  for (int i = 0; i < kRanks; ++i) MUST(mep_comm_abort(comms[i]));
+  for (int i = 0; i < kRanks; ++i) MUST(mep_comm_destroy(comms[i]));
+}
+
+static void how_ranks_are_reached(void** state) {
+  (void)state;
+  reaches(0, MEP_REACH_MAPPED);
+  reaches(MEP_COMM_PUT_ONLY, MEP_REACH_NETWORK);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(wrong_arguments),
+      cmocka_unit_test(values_in_force),
+      cmocka_unit_test(how_ranks_are_reached),
+  };
+  return cmocka_run_group_tests(tests, set_up, tear_down);
+}
