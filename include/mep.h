@@ -270,8 +270,6 @@ MEP_API mep_result_t mep_comm_set_timeout(mep_comm_t comm, uint32_t timeout_ms);
  * cannot map each other's memory. Valid for the life of the comm. 0.1 */
 MEP_API mep_result_t mep_comm_transport(mep_comm_t comm, int32_t rank, const char** name);
 
-/* Registered memory: page-aligned memory of this process that peers on this host can map for reading, and never write.
- * An operation may read it where it lies in place of a copy; results are the same, and none does so far. Zeroed. Blocks briefly. Free it before the world. Any thread.
 /* How this rank reaches another one's memory. */
 typedef uint32_t mep_reach_t;
 enum {
@@ -312,9 +310,8 @@ static inline void mep_comm_info_defaults(mep_comm_info_t* info) {
  * MEP_ERR_CAPACITY (reach is too short; the rest is filled). 0.3 */
 MEP_API mep_result_t mep_comm_query(mep_comm_t comm, mep_comm_info_t* info);
 
-/* Source memory: page-aligned, unnamed memory of this process in a form that peers on this host can map
- * for reading, and never write. Collectives treat it as any other memory so far: it saves no copy.
- * Zeroed. Blocks briefly. Free it before the world. Any thread.
+/* Registered memory: page-aligned memory of this process that peers on this host can map for reading, and never write.
+ * An operation may read it where it lies in place of a copy; results are the same, and none does so far. Zeroed. Blocks briefly. Free it before the world. Any thread.
  * Errors: MEP_ERR_NO_MEMORY, MEP_ERR_SYSTEM; mep_mem_free of another address:
  * MEP_ERR_INVALID_ARGUMENT. NULL may be freed. 0.1 */
 MEP_API mep_result_t mep_mem_alloc(mep_comm_t comm, size_t bytes, void** memory);

@@ -418,8 +418,6 @@ int main() {
   for (const bool aborts : {true, false}) lost_messages(aborts, seed);
   for (const uint32_t ranks : {2u, 3u}) requests(ranks);
   for (const uint32_t ranks : {2u, 8u}) limits(ranks);
-  records(3, false);
-  records(3, true);
   large(3);
   for (const uint32_t ranks : {3u, 8u}) fault(ranks, true);
   for (const uint32_t ranks : {3u, 8u}) fault(ranks, false);
