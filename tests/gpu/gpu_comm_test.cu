@@ -332,7 +332,7 @@ void limits(uint32_t count) {
   need(mep_comm_query(ranks[1].comm, &info), "mep_comm_query");
   GPU_CHECK(info.device == gpu_of(1), "mep_comm_query tells of GPU %d", info.device);
   for (uint32_t i = 0; i < count; ++i) {
-    const mep_reach_t wanted = i == 1 ? MEP_REACH_SELF : expected_reach();
+    const mep_reach_t wanted = i == 1 ? mep_reach_t{MEP_REACH_SELF} : expected_reach();
     GPU_CHECK(reach[i] == wanted, "rank %u is reached by way %u, not %u", i, reach[i], wanted);
   }
   GPU_CHECK((info.num_sms > 0) == has_counts(), "%u blocks", info.num_sms);
