@@ -41,6 +41,8 @@ def _config(options: dict[str, Any]) -> _abi.mep_ep_config_t:
             flag, wanted = _FLAGS[name]
             config.flags |= flag if bool(value) == wanted else 0
             continue
+        if name in ("mode", "receive_layout"):
+            raise TypeError(f"unknown option {name!r}: give layout, one of {', '.join(_WORDS['layout'])}")
         if name not in _FIELDS:
             raise TypeError(f"unknown option {name!r}")
         if value is None:
