@@ -50,6 +50,9 @@ static const struct {
   const char* name;
   size_t size;
 } kStructs[] = {
+#undef STRUCT
+#undef CONSTANT
+#undef FIELD
 #define STRUCT(name, size, alignment) {#name, size},
 #define CONSTANT(name, value)
 #define FIELD(name, field, offset, size)
