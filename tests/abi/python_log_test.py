@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """The log lines as calls of a Python function. Needs NumPy and MEP_LIBRARY. 1 s."""
+import os
 import unittest
 
 from python_lifetime_test import run_program
@@ -7,6 +8,7 @@ from python_lifetime_test import run_program
 
 class Log(unittest.TestCase):
     def test_a_function_takes_the_lines(self):
+        os.environ["MEP_LOG"] = "warn"
         run_program(self, """
 import logging, os, time
 def lose_one():
