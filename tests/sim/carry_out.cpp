@@ -171,8 +171,7 @@ void Simulator::check_install(uint32_t index, const membership::InstallView& dec
   bytes.insert(bytes.end(), view.begin(), view.end());
   const uint64_t epoch = decision.view->epoch;
   for (const auto& other : nodes_) {
-    if (!other->alive || other.get() == &node)
-      continue;
+    if (!other->alive || other.get() == &node) continue;
     const auto same = other->installed.find(epoch);
     if (same != other->installed.end() && same->second != bytes)
       wrong(index, "two views of epoch " + std::to_string(epoch));

@@ -20,7 +20,7 @@ size_t own_block(const CollectiveArgs& args, uint32_t rank) {
 
 mep_result_t resolve_in_place(Collective kind, const Comm& comm, CollectiveArgs* args) {
   const OperationFacts& facts = facts_of(kind);
-  const bool is_of_send = args->send == MEP_IN_PLACE;
+  const bool is_of_send = is_in_place_mark(args->send);
   const char* const name = is_of_send ? "sendbuf" : "recvbuf";
   const bool lies_in_send = facts.gives_each_a_block();
   const bool lies_in_receive = !lies_in_send;

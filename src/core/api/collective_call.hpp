@@ -23,8 +23,11 @@ uint64_t record_enqueueing(Collective kind, const CollectiveArgs& args, mep_comm
 
 mep_result_t run_admitting(mep_comm_t comm, mep_stream_t stream);
 
+inline bool is_in_place_mark(const void* buffer) {
+  return buffer == MEP_IN_PLACE;  // NOLINT(performance-no-int-to-ptr): the header's, for C
+}
 inline bool is_in_place(const CollectiveArgs& args) {
-  return args.send == MEP_IN_PLACE || args.receive == MEP_IN_PLACE;
+  return is_in_place_mark(args.send) || is_in_place_mark(args.receive);
 }
 // Puts the address that MEP_IN_PLACE stands for into *args, or says why there is none.
 [[nodiscard]] mep_result_t resolve_in_place(Collective kind, const Comm& comm,

@@ -184,6 +184,7 @@ mep_result_t mep_iallgatherv(const void* sendbuf, void* recvbuf, const uint64_t*
   return mep::start_request(comm, Collective::k_allgatherv, args, stream, request);
 }
 
+// The blocking form's parameters and a request. NOLINTNEXTLINE(readability-function-size)
 mep_result_t mep_igatherv(const void* sendbuf, void* recvbuf, size_t count, const uint64_t* counts,
                           const uint64_t* displs, mep_dtype_t dtype, int32_t root, mep_comm_t comm,
                           mep_stream_t stream, mep_request_t* request) {
@@ -193,6 +194,7 @@ mep_result_t mep_igatherv(const void* sendbuf, void* recvbuf, size_t count, cons
   return mep::start_request(comm, Collective::k_gatherv, args, stream, request);
 }
 
+// The blocking form's parameters and a request. NOLINTNEXTLINE(readability-function-size)
 mep_result_t mep_iscatterv(const void* sendbuf, void* recvbuf, size_t count,
                            const uint64_t* counts, const uint64_t* displs, mep_dtype_t dtype,
                            int32_t root, mep_comm_t comm, mep_stream_t stream,
@@ -212,6 +214,7 @@ mep_result_t mep_ireduce_scatterv(const void* sendbuf, void* recvbuf, const uint
   return mep::start_request(comm, Collective::k_reduce_scatterv, args, stream, request);
 }
 
+// The blocking form's parameters and a request. NOLINTNEXTLINE(readability-function-size)
 mep_result_t mep_ialltoallv(const void* sendbuf, void* recvbuf, const uint64_t* sendcounts,
                             const uint64_t* senddispls, const uint64_t* recvcounts,
                             const uint64_t* recvdispls, mep_dtype_t dtype, mep_comm_t comm,

@@ -12,6 +12,7 @@
 #include "base/system_error.hpp"
 #include "core/api/collective_call.hpp"
 #include "core/api/requests.hpp"
+#include "core/comm/gpu_backend.hpp"
 
 mep_request::mep_request(mep_comm_t of) : comm(of) {}
 
