@@ -23,8 +23,7 @@ mep_result_t resolve_in_place(Collective kind, const Comm& comm, CollectiveArgs*
   const bool is_of_send = is_in_place_mark(args->send);
   const char* const name = is_of_send ? "sendbuf" : "recvbuf";
   const bool lies_in_send = facts.gives_each_a_block();
-  const bool lies_in_receive = !lies_in_send;
-  if ((lies_in_send && facts.gets_a_block_of_each()) || is_of_send != lies_in_receive ||
+  if ((lies_in_send && facts.gets_a_block_of_each()) || is_of_send == lies_in_send ||
       args->receive == args->send) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "mep_%s: %s is MEP_IN_PLACE, which has no meaning there",
                 facts.name, name);

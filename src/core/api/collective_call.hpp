@@ -23,6 +23,16 @@ uint64_t record_enqueueing(Collective kind, const CollectiveArgs& args, mep_comm
 
 mep_result_t run_admitting(mep_comm_t comm, mep_stream_t stream);
 
+// The backend's run(), with its record where the call only enqueues.
+inline mep_result_t run_recorded(Collective kind, const CollectiveArgs& args, mep_comm_t comm,
+                                 mep_stream_t stream) {
+  const FlightLog& flight = comm->comm->identity().flight();
+  const uint64_t ticket = flight.is_on() ? record_enqueueing(kind, args, comm) : 0;
+  const mep_result_t result = comm->backend->run(kind, args, stream);
+  flight.end(ticket, result);
+  return result;
+}
+
 inline bool is_in_place_mark(const void* buffer) {
   return buffer == MEP_IN_PLACE;  // NOLINT(performance-no-int-to-ptr): the header's, for C
 }
@@ -57,10 +67,7 @@ mep_result_t run(const CollectiveArgs& args, mep_comm_t comm, mep_stream_t strea
     const CallScope scope(comm);
     MEP_TRY(scope.check());
     CountedCall counted(comm->comm->counters(), CallKind::kCollective, name_of(kKind));
-    const FlightLog& flight = comm->comm->identity().flight();
-    const uint64_t ticket = flight.is_on() ? record_enqueueing(kKind, args, comm) : 0;
-    const mep_result_t result = comm->backend->run(kKind, args, stream);
-    flight.end(ticket, result);
+    const mep_result_t result = run_recorded(kKind, args, comm, stream);
     return counted.end(result, result == MEP_SUCCESS ? given_bytes(kKind, args, *comm->comm) : 0);
   });
 }

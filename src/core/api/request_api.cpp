@@ -80,10 +80,7 @@ class StreamRequest final : public mep_request {
     MEP_TRY(gpu().lend_record(stream, &record_));
     CollectiveArgs recorded = args;
     recorded.status = record_->status;
-    const FlightLog& flight = comm->comm->identity().flight();
-    const uint64_t ticket = flight.is_on() ? record_enqueueing(kind, args, comm) : 0;
-    const mep_result_t enqueued = comm->backend->run(kind, recorded, stream);
-    flight.end(ticket, enqueued);
+    const mep_result_t enqueued = run_recorded(kind, recorded, comm, stream);
     if (enqueued != MEP_SUCCESS) gpu().records().give_back(record_);
     if (enqueued == MEP_SUCCESS) given_bytes_ = given_bytes(kind, args, *comm->comm);
     return enqueued;
