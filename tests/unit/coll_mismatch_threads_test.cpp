@@ -96,10 +96,26 @@ void put_only(void**) {
   apart(MEP_COMM_PUT_ONLY);
 }
 
+// Neighbouring kinds with small counts, one of them with a count a rank: no count makes one kind look like another.
+void small_counts(void**) {
+  require_on_rank_threads(2, 0, [](int rank, mep_comm_t comm, Report& found) {
+    for (const Kind kind : {Kind::k_allgather, Kind::k_alltoall, Kind::k_alltoallv}) {
+      for (size_t count = 0; count < 16; ++count) {
+        Step step{{Kind::k_allgatherv, MEP_UINT64}, {kind, MEP_UINT64}, {1, 0}};
+        step.usual.count = 3;
+        step.other.count = count;
+        call_apart(step, rank, 2, comm, found);
+      }
+    }
+    COLL_OK(found, mep_barrier(comm, nullptr));
+  });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   read_arguments(argc, argv);
-  const CMUnitTest tests[] = {cmocka_unit_test(mapped), cmocka_unit_test(put_only)};
+  const CMUnitTest tests[] = {cmocka_unit_test(mapped), cmocka_unit_test(put_only),
+                              cmocka_unit_test(small_counts)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -15,9 +15,11 @@ namespace {
 
 // A hash, in 22 bits, of all that must be the same on all ranks.
 uint32_t fingerprint(Collective kind, const CollectiveArgs& args) {
-  uint64_t hash = (static_cast<uint64_t>(kind) + 1) | static_cast<uint64_t>(args.purpose) << 32;
-  for (const uint64_t value : {static_cast<uint64_t>(args.count), uint64_t{args.dtype},
-                               uint64_t{args.op}, static_cast<uint64_t>(args.root)}) {
+  uint64_t hash = 1;
+  for (const uint64_t value :
+       {static_cast<uint64_t>(kind) | static_cast<uint64_t>(args.purpose) << 32,
+        static_cast<uint64_t>(args.count), uint64_t{args.dtype}, uint64_t{args.op},
+        static_cast<uint64_t>(args.root)}) {
     hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
     hash ^= hash >> 29;
   }
