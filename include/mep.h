@@ -219,6 +219,10 @@ typedef struct mep_comm_config_t {
   uint32_t suspect_ms; /* silence after which a member is suspected; 0: MEP_SUSPECT_MS, else 5000 */
   uint32_t in_place_restore_bytes; /* up to this size an in-place input is restored after a failure;
                                       0: 65536 */
+  uint32_t num_sms; /* GPUs: blocks of a kernel at most, the least that any rank says; 0: MEP_NUM_SMS,
+                       else no limit. A group of messages has 16 all the same; ignored on hosts and
+                       by the copies of collectives that go over queues. 0.3 */
+  uint32_t reserved;
 } mep_comm_config_t;
 static inline void mep_comm_config_defaults(mep_comm_config_t* config) {
   mep_struct_init(config, sizeof *config);
@@ -1000,7 +1004,7 @@ typedef struct mep_ep_config_t {
   mep_scale_type_t scale_type;     /* for e4m3 on the wire */
   mep_scale_layout_t scale_layout; /* column-major: MEP_ERR_UNSUPPORTED on hosts */
   uint32_t expert_alignment;       /* high throughput: recv_count is rounded up to it; 0: 1 */
-  uint32_t num_sms;                /* CUDA; 0: all that help */
+  uint32_t num_sms;                /* CUDA; 0: the communicator's limit, else all that help */
   uint32_t timeout_ms;             /* of dispatch and combine; 0: the comm's */
   uint32_t max_replicas; /* columns of the expert map, which has at most 2^27 entries; 0: 1 */
 } mep_ep_config_t;

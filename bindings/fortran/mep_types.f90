@@ -155,7 +155,7 @@ module mep_types
   end type mep_store_t
 
   type, bind(C), public :: mep_comm_config_t
-    integer(c_int32_t) :: struct_size = 88
+    integer(c_int32_t) :: struct_size = 96
     integer(c_int32_t) :: flags = 0
     integer(c_int32_t) :: rank = 0
     integer(c_int32_t) :: size = 0
@@ -172,6 +172,8 @@ module mep_types
     integer(c_int32_t) :: heartbeat_ms = 0
     integer(c_int32_t) :: suspect_ms = 0
     integer(c_int32_t) :: in_place_restore_bytes = 0
+    integer(c_int32_t) :: num_sms = 0
+    integer(c_int32_t) :: reserved = 0
   end type mep_comm_config_t
 
   type, bind(C), public :: mep_op_info_t

@@ -186,6 +186,8 @@ constexpr EnvVariable kTable[] = {
     {"MEP_CUDA_REACH", "auto",
      "host: no GPU maps another's memory, windows lie in pinned memory of the host; queues: "
      "GPUs post to queues; mixed: even and odd ranks post to queues of each other, for tests"},
+    {"MEP_NUM_SMS", "",
+     "blocks of a kernel on GPUs at most, the least that any rank says; default: no limit"},
     {"MEP_SIMD", "", "portable, avx2 or avx512: at most this instruction set; default the CPU's"},
     // For tests.
     {"MEP_TEST_HOST", "", "ranks with different names here take each other to be on other hosts"},

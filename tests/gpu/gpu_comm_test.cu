@@ -316,6 +316,18 @@ void fault(uint32_t count, bool aborts) {
       count, aborts ? "aborts" : "stops calling", took * 1e3);
 }
 
+void few_blocks(uint32_t count) {
+  setenv("MEP_NUM_SMS", "2", 1);
+  large(count);
+  std::vector<Rank> ranks = open_ranks(count, 20'000);
+  unsetenv("MEP_NUM_SMS");
+  mep_comm_info_t info;
+  mep_comm_info_defaults(&info);
+  need(mep_comm_query(ranks[0].comm, &info), "mep_comm_query");
+  GPU_CHECK(info.num_sms == (has_counts() ? 2 : 0), "%u blocks of 2", info.num_sms);
+  close_ranks(&ranks);
+}
+
 mep_reach_t expected_reach() {
   if (!has_counts()) return MEP_REACH_QUEUES;
   return std::getenv("MEP_CUDA_REACH") == nullptr ? MEP_REACH_MAPPED : MEP_REACH_HOST;
@@ -419,6 +431,7 @@ int main() {
   for (const uint32_t ranks : {2u, 3u}) requests(ranks);
   for (const uint32_t ranks : {2u, 8u}) limits(ranks);
   large(3);
+  few_blocks(2);
   for (const uint32_t ranks : {3u, 8u}) fault(ranks, true);
   for (const uint32_t ranks : {3u, 8u}) fault(ranks, false);
   for (const uint32_t ranks : {4u, 8u}) split(ranks);

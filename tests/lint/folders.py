@@ -96,7 +96,7 @@ WITH_CUDA = "with CUDA; without it a file of the header's own folder defines it"
 DEFINED_ELSEWHERE = {
     ("src/core/cuda/gpu_comm.cpp", "check_device"): WITH_CUDA,
     ("src/core/cuda/gpu_comm.cpp", "choose_device"): WITH_CUDA,
-    ("src/core/cuda/gpu_comm.cpp", "join_gpu_backend"): WITH_CUDA,
+    ("src/core/cuda/make_gpu_backend.cpp", "join_gpu_backend"): WITH_CUDA,
     ("src/core/cuda/make_gpu_backend.cpp", "make_gpu_backend"): WITH_CUDA,
     ("src/core/api/ep_api.cpp", "ep_object_of"): "only the C API knows what a handle of the user's holds",
 }

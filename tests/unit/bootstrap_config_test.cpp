@@ -223,6 +223,7 @@ void fields_come_before_the_environment(void**) {
                    {"MEP_HEARTBEAT_MS", "13"},
                    {"MEP_SUSPECT_MS", "14"},
                    {"MEP_TRANSPORTS", "shm, tcp"},
+                   {"MEP_NUM_SMS", "15"},
                    {"MEP_MAP", "0"},
                    {"MEP_PROGRESS_THREAD", "1"}});
   mep::ResolvedConfig config;
@@ -231,6 +232,7 @@ void fields_come_before_the_environment(void**) {
   assert_int_equal(config.init_timeout_ms, 12);
   assert_int_equal(config.heartbeat_ms, 13);
   assert_int_equal(config.suspect_ms, 14);
+  assert_int_equal(config.num_sms, 15);
   assert_true(config.rank_given);
   assert_true((config.transports == std::vector<std::string>{"shm", "tcp"}));
   assert_int_equal(config.flags & MEP_COMM_PUT_ONLY, MEP_COMM_PUT_ONLY);
@@ -246,6 +248,7 @@ void fields_come_before_the_environment(void**) {
   given.init_timeout_ms = 22;
   given.heartbeat_ms = 23;
   given.suspect_ms = 24;
+  given.num_sms = 25;
   given.transports = "inproc";
   assert_int_equal(mep::resolve_config(&given, &config), MEP_SUCCESS);
   assert_int_equal(config.rank, 0);
@@ -256,6 +259,7 @@ void fields_come_before_the_environment(void**) {
   assert_int_equal(config.init_timeout_ms, 22);
   assert_int_equal(config.heartbeat_ms, 23);
   assert_int_equal(config.suspect_ms, 24);
+  assert_int_equal(config.num_sms, 25);
   assert_int_equal(config.transports.size(), 1);
 }
 

@@ -163,7 +163,8 @@ void test_requests_through_host_memory(void**) {
       mep_op_info_defaults(&after);
       COLL_OK(report, mep_barrier(comm, nullptr));
       COLL_OK(report, mep_comm_last_op(comm, &before));
-      const mep_result_t result = mep::serve_staged_collective(*comm->comm, request, &answer);
+      const mep_result_t result =
+          mep::serve_staged_collective(*comm->comm, request, &answer, [](mep_result_t) {});
       COLL_OK(report, mep_comm_last_op(comm, &after));
       const bool built = mep::runs_on(kind, mep::backends::kStaged);
       COLL_CHECK(report, result == (built ? MEP_SUCCESS : MEP_ERR_UNSUPPORTED));

@@ -68,6 +68,14 @@ void ranks_of_one_gpu_are_counted(void**) {
                    3);
 }
 
+void the_least_limit_of_blocks_holds(void**) {
+  std::vector<mep::ReachFacts> facts(3);
+  assert_int_equal(mep::most_blocks_of(facts), 0);
+  facts[1].most_blocks = 9;
+  facts[2].most_blocks = 4;
+  assert_int_equal(mep::most_blocks_of(facts), 4);
+}
+
 void setting_is_checked(void**) {
   const struct {
     const char* value;  // null: not set
@@ -87,8 +95,9 @@ void setting_is_checked(void**) {
       assert_int_equal(mep::read_reach_setting(rank, &facts[rank]), MEP_SUCCESS);
       assert_int_equal(facts[rank].least, setting.least);
     }
-    assert_true(mep::group_of(facts, ranks, 0, 4) == setting.group);
-    assert_true(mep::group_of(facts, ranks, 3, 4).empty());  // nobody else is there
+    const std::vector<uint64_t> groups = mep::groups_of(facts, ranks, 4);
+    assert_true(mep::group_of(groups, 0) == setting.group);
+    assert_true(mep::group_of(groups, 3).empty());  // nobody else is there
   }
   mep::ReachFacts facts;
   setenv("MEP_CUDA_REACH", "hosts", 1);
@@ -204,9 +213,10 @@ class FakeStagedRank {
  public:
   FakeStagedRank(mep_comm_t comm, size_t bytes)
       : box_(std::make_unique<StageMailbox>()), staging_(bytes), kernel_(box_.get()) {
-    opened =
-        server.open(box_.get(), "a test", [comm](const StageRequest& request, StageAnswer* answer) {
-          return mep::serve_staged_collective(*comm->comm, request, answer);
+    opened = server.open(
+        box_.get(), "a test", [this, comm](const StageRequest& request, StageAnswer* answer) {
+          return mep::serve_staged_collective(
+              *comm->comm, request, answer, [&](mep_result_t told) { server.note_failure(told); });
         });
     server.set_bound_ms(370'000);
   }
@@ -387,6 +397,7 @@ int main(int argc, char** argv) {
   read_arguments(argc, argv);
   const CMUnitTest tests[] = {cmocka_unit_test(choice_follows_from_the_facts),
                               cmocka_unit_test(ranks_of_one_gpu_are_counted),
+                              cmocka_unit_test(the_least_limit_of_blocks_holds),
                               cmocka_unit_test(setting_is_checked),
                               cmocka_unit_test(every_request_is_served_once_and_in_order),
                               cmocka_unit_test(the_first_failure_is_told_once),

@@ -164,6 +164,8 @@ class mep_comm_config_t(Structure):
         ("heartbeat_ms", c_uint32),
         ("suspect_ms", c_uint32),
         ("in_place_restore_bytes", c_uint32),
+        ("num_sms", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 

@@ -73,7 +73,7 @@ class Config:
         elif name == "store":
             self.struct.store = ctypes.pointer(self._store(value))
         elif name in ("size", "max_size", "timeout_ms", "init_timeout_ms", "heartbeat_ms",
-                      "suspect_ms", "in_place_restore_bytes"):
+                      "suspect_ms", "in_place_restore_bytes", "num_sms"):
             setattr(self.struct, name, value)
         elif name == "rank":
             self.struct.rank = value
@@ -116,7 +116,7 @@ def init(**options: Any) -> "Comm":
     Without arguments rank and size come from mep_run, mpirun, Slurm or torchrun, and a program started
     alone is a world of one. Options have the names of mep_comm_config_t (rank, size, max_size, device,
     timeout_ms, init_timeout_ms, job, rendezvous, transports, secret_file, quorum, heartbeat_ms,
-    suspect_ms, in_place_restore_bytes), the flags are booleans (put_only, partial, uniform,
+    suspect_ms, in_place_restore_bytes, num_sms), the flags are booleans (put_only, partial, uniform,
     auto_recover, kill_stopped, progress_thread). store: an object with put(key: str, value: bytes)
     and get(key: str, timeout: float) -> bytes, which waits for the key.
     """

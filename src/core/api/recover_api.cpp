@@ -16,7 +16,6 @@ namespace mep {
 
 mep_result_t on_world(mep_comm_t comm) {
   MEP_TRY(check_comm(comm));
-  MEP_TRY(comm->backend->check_admission());
   if (comm->is_world || comm->is_grown) return MEP_SUCCESS;
   return fail(MEP_ERR_INVALID_ARGUMENT,
               "this is a communicator made by mep_comm_split; give the "

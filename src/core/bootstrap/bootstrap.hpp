@@ -31,6 +31,7 @@ struct ResolvedConfig {
   uint32_t heartbeat_ms = membership::Config{}.heartbeat_interval_us / 1000;
   uint32_t suspect_ms = membership::Config{}.accuse_after_us / 1000;
   uint32_t in_place_restore_bytes = 65536;
+  uint32_t num_sms = 0;  // 0: no limit
   std::string job;
   std::string rendezvous;
   std::string no_rendezvous;  // why the launcher's variables name none though ranks are elsewhere

@@ -347,6 +347,7 @@ mep_result_t resolve_config(const mep_comm_config_t* given, ResolvedConfig* out,
   if (config.in_place_restore_bytes != 0) {
     resolved.in_place_restore_bytes = config.in_place_restore_bytes;
   }
+  MEP_TRY(pick_number(config.num_sms, "MEP_NUM_SMS", &resolved.num_sms));
   MEP_TRY(resolve_ways(config, &resolved));
   MEP_TRY(resolve_progress(&resolved));
   MEP_TRY(resolve_metrics(&resolved));

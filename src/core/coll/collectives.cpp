@@ -221,6 +221,7 @@ bool Collectives::finish(Operation& operation, mep_result_t result) {
 
 void Collectives::settle(Operation& operation, const Decision& decision) {
   if (operation.seq <= decision.last_completed) return succeed_settled(operation);
+  operation.is_report = operation.seq > decision.called;
   fail_settled(operation, decision.change);
 }
 
@@ -318,6 +319,7 @@ void Collectives::note_record(const Operation& operation) {
   record_.seq = operation.seq;
   record_.result = operation.result;
   record_.input_intact = operation.input_intact;
+  record_.is_report = operation.is_report;
   if (operation.result == MEP_SUCCESS && operation.contributors == &adopted().live) {
     if (record_.contributors != adopted().live_bits) record_.contributors = adopted().live_bits;
     record_.failed.clear();

@@ -108,6 +108,7 @@ struct Operation : OperationState<Operation>, StepState {
   uint32_t looks = 0;           // of a step function, for contributions that had not come
   uint64_t waits_since_ns = 0;  // for a root's contribution, at the first look at the clock
   bool input_intact = true;
+  bool is_report = false;   // see OperationRecord
   bool unwritable = false;  // the receive buffer: this rank alone fails, and lets the others go on
   bool holds_result = false;        // all data is here; only the others' last signals are missing
   RequestState* request = nullptr;  // of the nonblocking forms

@@ -82,8 +82,6 @@ class Backend {
   virtual void set_timeout_ms(uint32_t ms) = 0;
   virtual void revoke() = 0;
 
-  // Joiners can be admitted to its communicator.
-  [[nodiscard]] virtual mep_result_t check_admission() const { return MEP_SUCCESS; }
   // After a view that has let joiners in, by members and joiners: until they are reached. Waits for no call of another
   // rank. On a GPU: the streams of the communicator are idle.
   [[nodiscard]] virtual mep_result_t meet_joiners(const Deadline&) { return MEP_SUCCESS; }

@@ -53,6 +53,8 @@ class Comm : public WorldParticipant, public ProgressClient {
   [[nodiscard]] mep_result_t begin(uint64_t epoch, uint64_t next_seq,
                                    const CommMembers* members = nullptr);
   [[nodiscard]] mep_result_t finish(const Deadline& deadline);
+  // Before begin(): joiners make it together with an object of another comm, which describes it.
+  void belong_to_another() { stands_alone_ = false; }
   // Before close() of a comm that this rank could not finish: the others' operations on it end.
   void give_up_making();
   void close();
@@ -149,6 +151,7 @@ class Comm : public WorldParticipant, public ProgressClient {
                const membership::AffectedComm* affected) override;
   void terminate() override;
   bool quiesced() const override;
+  bool stands_alone() const override { return stands_alone_; }
   CommDescription description() const override;
   CommMetrics metrics() const override;
 
@@ -175,6 +178,7 @@ class Comm : public WorldParticipant, public ProgressClient {
 
   CommIdentity identity_;
   bool opened_ = false;  // the control thread knows it
+  bool stands_alone_ = true;
   mutable CallGate gate_;
   Reports personal_reports_;
   Collectives collectives_;

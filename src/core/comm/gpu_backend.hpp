@@ -2,6 +2,7 @@
 // No CUDA here; builds without CUDA have the same interface and answer MEP_ERR_UNSUPPORTED.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -48,6 +49,10 @@ struct GpuPlace {
   uint32_t ranks_on_device = 1;  // of this process, this rank too
   uint32_t most_on_a_device =
       1;  // on any GPU, of all processes where they are known: the same for all ranks
+  uint32_t most_blocks = 0;  // of a kernel: the same for all ranks; 0: no limit
+  uint32_t limited(uint32_t blocks) const {
+    return most_blocks == 0 ? blocks : std::min(blocks, most_blocks);
+  }
 };
 
 class GpuBackend : public Backend {

@@ -1,11 +1,31 @@
 #include "core/cuda/cuda_backend.hpp"
 
+#include <cstring>
+
 #include "core/coll/check.hpp"
 #include "core/cuda/ep_call.hpp"
 #include "core/cuda/ep_geometry.hpp"
 #include "core/cuda/gpu_buffers.hpp"
 
 namespace mep {
+
+void GpuDescription::encode(std::span<const uint64_t> groups, std::vector<std::byte>* out) const {
+  const std::span<const std::byte> first = std::as_bytes(std::span(this, 1));
+  const std::span<const std::byte> rest = std::as_bytes(groups);
+  out->assign(first.begin(), first.end());
+  out->insert(out->end(), rest.begin(), rest.end());
+}
+
+bool GpuDescription::decode(std::span<const std::byte> bytes, std::vector<uint64_t>* groups) {
+  if (bytes.size() < sizeof *this || bytes.size() % sizeof(uint64_t) != 0) return false;
+  std::memcpy(this, bytes.data(), sizeof *this);
+  groups->resize((bytes.size() - sizeof *this) / sizeof(uint64_t));
+  if (!groups->empty()) {
+    std::memcpy(groups->data(), bytes.data() + sizeof *this, groups->size() * sizeof(uint64_t));
+  }
+  const bool queues = reach == static_cast<uint64_t>(GpuReach::kQueues);
+  return queues || (window_bytes != 0 && reach < static_cast<uint64_t>(GpuReach::kQueues));
+}
 
 mep_result_t CudaBackend::make_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
                                           std::unique_ptr<EpBuffers>* out) {

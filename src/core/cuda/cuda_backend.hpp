@@ -2,12 +2,31 @@
 // enqueued.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <span>
+#include <vector>
 
 #include "core/comm/gpu_backend.hpp"
 #include "transport/cuda/device_memory.hpp"
 
 namespace mep {
+
+// The facts of the members' device side that a joiner needs. In whole words; members and joiners run the same version.
+struct GpuDescription {
+  uint64_t reach = 0;  // GpuReach
+  uint64_t most_blocks = 0;
+  // Windows:
+  uint64_t most_on_a_device = 0;
+  uint64_t window_bytes = 0;
+  // Queues:
+  uint64_t stream_epoch = 0;  // of the comm that carries collectives
+
+  // Behind it, with queues, the numbers of the ranks' groups: see groups_of().
+  void encode(std::span<const uint64_t> groups, std::vector<std::byte>* out) const;
+  [[nodiscard]] bool decode(std::span<const std::byte> bytes, std::vector<uint64_t>* groups);
+};
 
 class CudaBackend : public GpuBackend {
  public:

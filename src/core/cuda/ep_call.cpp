@@ -164,7 +164,11 @@ mep_result_t fill_op_info(const device::OpStatus& status, bool has_status, uint3
                                        : "the last operation on this buffer had an op_status: it "
                                          "is told there");
   }
-  OperationRecord record{true, head.epoch, head.seq, head.result, true, {}, {}};
+  OperationRecord record;
+  record.any = true;
+  record.epoch = head.epoch;
+  record.seq = head.seq;
+  record.result = head.result;
   record.contributors.assign(rank_words(ranks), 0);
   record.failed.assign(rank_words(ranks), 0);
   for (uint32_t rank = 0; rank < ranks; ++rank) {

@@ -89,7 +89,7 @@ mep_result_t GpuBuffers::choose_ctas() {
                 "num_sms",
                 ranks, shape_.buffers, backend_.device(), resident, share);
   }
-  ctas_ = ranks == 1 ? share : std::min(share, kUsefulCtas);
+  ctas_ = backend_.place().limited(ranks == 1 ? share : std::min(share, kUsefulCtas));
   if (options_.num_sms != 0) ctas_ = options_.num_sms;
   return MEP_SUCCESS;
 }
@@ -378,10 +378,10 @@ mep_result_t GpuBuffers::meet_joiners(const Deadline&) {
 mep_result_t GpuBuffers::move_to_view(Buffer& buffer, const CommView& view, void* stream) {
   // Packed rows of the new epoch may lie where a lost rank's kernel writes its rows of the old one.
   MEP_TRY(comm_.world().await_torn_down(comm_.identity().change_deadline()));
-  if (buffer.queued != nullptr) {
-    MEP_TRY(buffer.queued->renew(stream));
-  } else if (!buffer.windows->reaches(view)) {
-    MEP_TRY(reach_peers(buffer, view, Deadline::after_ms(comm_.timeout_ms()), stream));
+  const Deadline deadline = Deadline::after_ms(comm_.timeout_ms());
+  if (buffer.queued != nullptr) MEP_TRY(buffer.queued->renew(view, deadline, stream));
+  if (buffer.windows != nullptr && !buffer.windows->reaches(view)) {
+    MEP_TRY(reach_peers(buffer, view, deadline, stream));
   }
   const DeviceControl control = control_of(view);
   const uint64_t use = 0;

@@ -19,13 +19,6 @@ using device::CollState;
 constexpr uint64_t kProofMs = 10'000;
 constexpr uint64_t kNsPerMs = 1'000'000;
 
-// By whole words; members and joiners run the same version.
-struct GpuDescription {
-  uint64_t windows_at;
-  uint64_t most_on_a_device;
-  uint64_t window_bytes;
-};
-
 // Several blocks may have one place, which is looked at once.
 mep_result_t check_blocks(int32_t device, const void* buffer,
                           std::span<const device::CollBlock> blocks, const char* name) {
@@ -93,9 +86,9 @@ mep_result_t GpuComm::open() {
                 place().ranks_on_device, device(), capacity);
   }
   // The same on all ranks: all their GPUs must be alike.
+  const uint32_t most = device::most_coll_ctas(capacity, place().most_on_a_device);
   layout_ =
-      device::make_coll_layout(ranks, device::most_coll_ctas(capacity, place().most_on_a_device),
-                               windows_at_ == WindowPlace::kHost);
+      device::make_coll_layout(ranks, place().limited(most), windows_at_ == WindowPlace::kHost);
   MEP_TRY(windows_.offer(layout_.window_bytes()));
   MEP_TRY(DeviceMemory::create(device(), sizeof(CollState), &state_memory_));
   MEP_TRY(channel_.open());
@@ -289,29 +282,12 @@ void GpuComm::install(const std::shared_ptr<const CommChange>& change,
 // --- Joiners --------------------------------------------------------------------------------------
 
 void GpuComm::describe_object(std::vector<std::byte>* out) const {
-  const GpuDescription about{static_cast<uint64_t>(windows_at_), place().most_on_a_device,
-                             layout_.window_bytes()};
-  const std::span<const std::byte> bytes = std::as_bytes(std::span(&about, 1));
-  out->assign(bytes.begin(), bytes.end());
-}
-
-mep_result_t join_gpu_backend(Comm& comm, const GpuPlace& place,
-                              std::span<const std::byte> description, const Deadline& deadline,
-                              std::unique_ptr<GpuBackend>* out) {
-  GpuDescription about{};
-  if (description.size() == sizeof about) {
-    std::memcpy(&about, description.data(), sizeof about);
-  }
-  constexpr auto kLastPlace = static_cast<uint64_t>(WindowPlace::kHost);
-  if (about.window_bytes == 0 || about.windows_at > kLastPlace) {
-    return fail(MEP_ERR_DENIED, "a member sent a malformed description of its GPU");
-  }
-  GpuPlace own = place;
-  own.most_on_a_device = static_cast<uint32_t>(about.most_on_a_device);
-  auto joined = std::make_unique<GpuComm>(comm, own, static_cast<WindowPlace>(about.windows_at));
-  MEP_TRY(joined->join(about.window_bytes, deadline));
-  *out = std::move(joined);
-  return MEP_SUCCESS;
+  GpuDescription about;
+  about.reach = static_cast<uint64_t>(reach());
+  about.most_blocks = place().most_blocks;
+  about.most_on_a_device = place().most_on_a_device;
+  about.window_bytes = layout_.window_bytes();
+  about.encode({}, out);
 }
 
 mep_result_t GpuComm::join(uint64_t members_window_bytes, const Deadline& deadline) {

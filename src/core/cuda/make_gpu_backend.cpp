@@ -37,7 +37,8 @@ mep_result_t facts_of(const Comm& comm, uint32_t rank, int32_t device, ReachFact
   DeviceFacts about;
   MEP_TRY(describe_device(device, &about));
   const PeerIdentity& self = comm.world().identity();
-  *facts = {self.host, self.process_token, 0, {about.uuid[0], about.uuid[1]}};
+  *facts = {self.host, self.process_token,           0, {about.uuid[0], about.uuid[1]},
+            0,         comm.world().config().num_sms};
   return read_reach_setting(rank, facts);
 }
 
@@ -111,25 +112,64 @@ mep_result_t map_group(Comm& comm, int32_t device, const Facts& facts,
   return agree(comm, map(), "map the GPUs beside its own", why);
 }
 
-// With queues: the ranks that this one maps besides. None where a rank of any group cannot; *why says so.
-mep_result_t find_mapped(Comm& comm, int32_t device, const Facts& facts,
-                         std::span<const GpuPlace> made_together, std::vector<bool>* mapped,
+// With queues: which ranks map each other besides. None where a rank of any group cannot; *why says so.
+mep_result_t find_groups(Comm& comm, int32_t device, const Facts& facts,
+                         std::span<const GpuPlace> made_together, std::vector<uint64_t>* groups,
                          std::string* why) {
-  const std::vector<bool> group = group_of(facts.of, facts.ranks, comm.rank(), comm.size());
+  std::vector<uint64_t> found = groups_of(facts.of, facts.ranks, comm.size());
   if (made_together.empty()) {
-    MEP_TRY(map_group(comm, device, facts, group, why));
+    MEP_TRY(map_group(comm, device, facts, group_of(found, comm.rank()), why));
   } else if (!all_reach(made_together)) {
     *why = kNotAllReach;
   }
-  if (why->empty()) *mapped = group;
+  if (why->empty()) groups->swap(found);
   return MEP_SUCCESS;
 }
 
-mep_result_t make_staged(Comm& comm, const GpuPlace& place, std::vector<bool> mapped,
+mep_result_t make_staged(Comm& comm, const GpuPlace& place, std::vector<uint64_t> groups,
                          std::unique_ptr<GpuBackend>* out) {
-  auto staged = std::make_unique<StagedComm>(comm, place, std::move(mapped));
+  groups.resize(comm.size());
+  auto staged = std::make_unique<StagedComm>(comm, place, std::move(groups));
   MEP_TRY(staged->open());
   *out = std::move(staged);
+  return MEP_SUCCESS;
+}
+
+// Members map the place of the rank, or do not, and that is what it has come to.
+mep_result_t check_group(const Comm& comm, int32_t device, const std::vector<uint64_t>& groups) {
+  const uint64_t wanted = groups[comm.rank()];
+  if (wanted == 0) return MEP_SUCCESS;
+  ReachFacts own;
+  MEP_TRY(facts_of(comm, comm.rank(), device, &own));
+  if (group_number(own) == wanted) return MEP_SUCCESS;
+  return fail(MEP_ERR_MISMATCH,
+              "other ranks of its host map the GPU of rank %u of comm %s: a replacement has to run "
+              "on the host of the one that it replaces, with the same MEP_CUDA_REACH",
+              comm.rank(), comm.name().c_str());
+}
+
+mep_result_t join_mapped(Comm& comm, const GpuPlace& place, const GpuDescription& about,
+                         const Deadline& deadline, std::unique_ptr<GpuBackend>* out) {
+  GpuPlace own = place;
+  own.most_on_a_device = static_cast<uint32_t>(about.most_on_a_device);
+  own.most_blocks = static_cast<uint32_t>(about.most_blocks);
+  const bool on_host = about.reach == static_cast<uint64_t>(GpuReach::kHostWindows);
+  auto joined =
+      std::make_unique<GpuComm>(comm, own, on_host ? WindowPlace::kHost : WindowPlace::kDevice);
+  MEP_TRY(joined->join(about.window_bytes, deadline));
+  *out = std::move(joined);
+  return MEP_SUCCESS;
+}
+
+mep_result_t join_staged(Comm& comm, const GpuPlace& place, const GpuDescription& about,
+                         std::vector<uint64_t> groups, const Deadline& deadline,
+                         std::unique_ptr<GpuBackend>* out) {
+  MEP_TRY(check_group(comm, place.device, groups));
+  GpuPlace own = place;
+  own.most_blocks = static_cast<uint32_t>(about.most_blocks);
+  auto joined = std::make_unique<StagedComm>(comm, own, std::move(groups));
+  MEP_TRY(joined->join(about.stream_epoch, deadline));
+  *out = std::move(joined);
   return MEP_SUCCESS;
 }
 
@@ -186,6 +226,7 @@ mep_result_t make_gpu_backend(Comm& comm, const GpuPlace& place,
   } else {
     MEP_TRY(facts_of_places(comm, made_together, &facts, &choice));
   }
+  own.most_blocks = most_blocks_of(facts.of);
   if (choice.reach != GpuReach::kQueues && comm.size() > device::kMaxCollRanks) {
     choice.reach = GpuReach::kQueues;
     choice.why = "there are more than " + std::to_string(device::kMaxCollRanks) + " ranks";
@@ -213,15 +254,34 @@ mep_result_t make_gpu_backend(Comm& comm, const GpuPlace& place,
     level = LogLevel::kWarn;  // nobody asked for something slower
     choice.why = why;
   }
-  std::vector<bool> mapped;
+  std::vector<uint64_t> groups;
   std::string why;
-  MEP_TRY(find_mapped(comm, own.device, facts, made_together, &mapped, &why));
+  MEP_TRY(find_groups(comm, own.device, facts, made_together, &groups, &why));
   if (!why.empty()) {
     level = LogLevel::kWarn;
     choice.why = why;
   }
-  tell(level, mapped.empty() ? "GPUs post to queues" : "GPUs map some peers and post to queues");
-  return make_staged(comm, own, std::move(mapped), out);
+  tell(level, group_of(groups, comm.rank()).empty() ? "GPUs post to queues"
+                                                    : "GPUs map some peers and post to queues");
+  return make_staged(comm, own, std::move(groups), out);
+}
+
+mep_result_t join_gpu_backend(Comm& comm, const GpuPlace& place,
+                              std::span<const std::byte> description, const Deadline& deadline,
+                              std::unique_ptr<GpuBackend>* out) {
+  GpuDescription about;
+  std::vector<uint64_t> groups;
+  if (!about.decode(description, &groups)) {
+    return fail(MEP_ERR_DENIED, "a member sent a malformed description of its GPU");
+  }
+  if (about.reach != static_cast<uint64_t>(GpuReach::kQueues)) {
+    return join_mapped(comm, place, about, deadline, out);
+  }
+  if (groups.size() != comm.size()) {
+    return fail(MEP_ERR_DENIED, "a member described the GPUs of %zu ranks, not %u", groups.size(),
+                comm.size());
+  }
+  return join_staged(comm, place, about, std::move(groups), deadline, out);
 }
 
 }  // namespace mep

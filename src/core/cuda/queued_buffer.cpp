@@ -1,5 +1,8 @@
 #include "core/cuda/queued_buffer.hpp"
 
+#include <vector>
+
+#include "base/failpoint.hpp"
 #include "base/status.hpp"
 
 namespace mep {
@@ -45,12 +48,26 @@ device::EpQueues QueuedBuffer::kernels(std::byte* mapped_inbox) const {
           static_cast<std::byte*>(outbox_->data())};
 }
 
-// The kernels that use the old pages have left, or will soon: their epoch is over.
-mep_result_t QueuedBuffer::renew(void* stream) {
-  if (pairs_.window().generation() == pinned_generation_) return MEP_SUCCESS;
+// The kernels that use the old pages and queues have left, or will soon: their epoch is over.
+mep_result_t QueuedBuffer::renew(const CommView& view, const Deadline& deadline, void* stream) {
+  const bool has_new_pages = pairs_.window().generation() != pinned_generation_;
+  if (!has_new_pages && pairs_.reaches(view)) return MEP_SUCCESS;
   MEP_TRY(synchronize_stream(stream));
-  inbox_.unpin();
-  return pin();
+  if (has_new_pages) {
+    inbox_.unpin();
+    MEP_TRY(pin());
+  }
+  MEP_FAILPOINT("joiner map");
+  std::vector<uint32_t> added;
+  MEP_TRY(pairs_.reach(view, deadline, &added));
+  const std::vector<uint64_t> zeros(added.empty() ? 0 : device::kQueueEntries);
+  for (const uint32_t rank : added) {
+    const gpu_queue::Queue& queue = pairs_.queues()[rank];
+    MEP_TRY(copy_in_order(queue.ready, zeros.data(), zeros.size() * sizeof(uint64_t), stream));
+    MEP_TRY(copy_in_order(scratch_->data() + layout_.queues + rank * sizeof queue, &queue,
+                          sizeof queue, stream));
+  }
+  return added.empty() ? MEP_SUCCESS : synchronize_stream(stream);
 }
 
 }  // namespace mep

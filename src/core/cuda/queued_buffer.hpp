@@ -27,8 +27,9 @@ class QueuedBuffer {
   std::byte* window() const { return window_->data(); }
   device::EpQueues kernels(std::byte* mapped_inbox) const;
   uint64_t inbox_bytes() const { return layout_.inbox_bytes; }
-  // A view change may have given the inbox new pages: kernels get these. Waits for the stream then.
-  [[nodiscard]] mep_result_t renew(void* stream);
+  // Kernels get the pages that a view change may have given the inbox, and queues to ranks that have come. Waits for the
+  // stream then.
+  [[nodiscard]] mep_result_t renew(const CommView& view, const Deadline& deadline, void* stream);
   // Kernels have ended: see QueuePairs::finish().
   void finish() const { pairs_.finish(); }
   // Control thread: queues of ranks that the view lacks end.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/status.hpp"
+#include "core/staged/reach.hpp"
 #include "core/staged/staged_collectives.hpp"
 
 namespace mep {
@@ -27,18 +28,40 @@ mep_result_t StagedChannel::open(int32_t device) {
   return PinnedMemory::create(sizeof(device::StageMailbox), &mailbox_memory);
 }
 
-StagedComm::StagedComm(Comm& comm, const GpuPlace& place, std::vector<bool> mapped)
+StagedComm::StagedComm(Comm& comm, const GpuPlace& place, std::vector<uint64_t> groups)
     : CudaBackend(backends::kStaged, comm, place),
       device_(place.device),
-      mapped_(std::move(mapped)) {}
+      name_(comm.name() + "#device"),
+      groups_(std::move(groups)),
+      mapped_(group_of(groups_, comm.rank())) {}
 
 StagedComm::~StagedComm() {
   stop_watcher();
+  if (is_client_) comm_.remove_client(this);
   server_.close();
   if (stream_comm_ != nullptr) stream_comm_->close_after_changes();
 }
 
 mep_result_t StagedComm::open() {
+  MEP_TRY(open_memory());
+  const CommMembers members = comm_.members_of(comm_.slots());
+  return stream_comm_->begin(1, 1, &members);
+}
+
+mep_result_t StagedComm::join(uint64_t stream_epoch, const Deadline& deadline) {
+  MEP_TRY(open_memory());
+  MEP_TRY(stream_comm_->begin(stream_epoch, 1));
+  MEP_TRY(connect(deadline));
+  start();
+  return MEP_SUCCESS;
+}
+
+void StagedComm::start() {
+  comm_.add_client(this);
+  is_client_ = true;
+}
+
+mep_result_t StagedComm::open_memory() {
   if (comm_.size() > device::kMaxStageRanks) {
     return fail(MEP_ERR_UNSUPPORTED,
                 "a communicator on GPUs that cannot map each other has at most %u ranks, this one "
@@ -57,15 +80,17 @@ mep_result_t StagedComm::open() {
   // Its id follows from the comm's, which does not change when that is renamed.
   stream_comm_ = std::make_unique<Comm>(comm_.world_ptr(), comm_.name() + "#stream", comm_.slots(),
                                         (comm_.id() ^ 0x73747265616d0000u) | 1);
-  const CommMembers members = comm_.members_of(comm_.slots());
-  return stream_comm_->begin(1, 1, &members);
+  stream_comm_->belong_to_another();
+  return MEP_SUCCESS;
 }
 
 mep_result_t StagedComm::connect(const Deadline& deadline) {
   MEP_TRY(stream_comm_->finish(deadline));
   MEP_TRY(server_.open(channel_.mailbox(), "comm " + comm_.name(),
                        [this](const StageRequest& request, device::StageAnswer* answer) {
-                         return serve_staged_collective(*stream_comm_, request, answer);
+                         return serve_staged_collective(
+                             *stream_comm_, request, answer,
+                             [this](mep_result_t told) { server_.note_failure(told); });
                        }));
   set_timeout_ms(comm_.timeout_ms());
   return MEP_SUCCESS;
@@ -80,7 +105,9 @@ mep_result_t StagedComm::end_proof() {
   const DeviceScope scope(device_);
   MEP_TRY(scope.check());
   MEP_TRY(stream_->synchronize());
-  return take_failure();
+  MEP_TRY(take_failure());
+  start();
+  return MEP_SUCCESS;
 }
 
 void StagedComm::set_timeout_ms(uint32_t ms) {
@@ -89,11 +116,12 @@ void StagedComm::set_timeout_ms(uint32_t ms) {
   server_.set_bound_ms(3 * (ms + kDecisionGraceMs) + kAnswerMs);
 }
 
-mep_result_t StagedComm::check_admission() const {
-  return fail(
-      MEP_ERR_UNSUPPORTED,
-      "admitting joiners where GPUs post to queues is not built; where they map each other it "
-      "is");
+void StagedComm::describe_object(std::vector<std::byte>* out) const {
+  GpuDescription about;
+  about.reach = static_cast<uint64_t>(reach());
+  about.most_blocks = place().most_blocks;
+  about.stream_epoch = stream_comm_->latest_view()->epoch;
+  about.encode(groups_, out);
 }
 
 void StagedComm::revoke() {

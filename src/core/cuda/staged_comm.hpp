@@ -12,9 +12,11 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "core/comm/comm.hpp"
+#include "core/comm/view_participant.hpp"
 #include "core/cuda/cuda_backend.hpp"
 #include "core/staged/stage_plan.hpp"
 #include "core/staged/stage_server.hpp"
@@ -37,18 +39,21 @@ struct StagedChannel {
   }
 };
 
-class StagedComm : public CudaBackend {
+class StagedComm : public CudaBackend, public ViewParticipant {
  public:
-  // mapped: see mapped_ranks().
-  StagedComm(Comm& comm, const GpuPlace& place, std::vector<bool> mapped);
+  // groups: by rank, see groups_of().
+  StagedComm(Comm& comm, const GpuPlace& place, std::vector<uint64_t> groups);
   ~StagedComm() override;
   StagedComm(const StagedComm&) = delete;
   StagedComm& operator=(const StagedComm&) = delete;
   [[nodiscard]] mep_result_t open();
+  // A joiner's, in place of the three steps.
+  [[nodiscard]] mep_result_t join(uint64_t stream_epoch, const Deadline& deadline);
 
+  // --- The user's thread (GpuBackend) ---
   GpuReach reach() const override { return GpuReach::kQueues; }
   std::vector<bool> mapped_ranks() const override { return mapped_; }
-  size_t view_participants() const override { return 0; }
+  size_t view_participants() const override { return is_client_ ? 1 : 0; }
   mep_result_t connect(const Deadline& deadline) override;
   mep_result_t begin_proof() override;
   mep_result_t end_proof() override;
@@ -56,15 +61,31 @@ class StagedComm : public CudaBackend {
   bool busy() const override { return server_.busy(); }
   void set_timeout_ms(uint32_t ms) override;
   void revoke() override;
-  mep_result_t check_admission() const override;
+  mep_result_t meet_joiners(const Deadline& deadline) override {
+    return meet_joiners_of_parts(deadline);
+  }
   gpu_queue::SoftNic* nic() override { return &nic_; }
 
+  // --- The control thread (ViewParticipant): joiners learn of it; the comm that carries collectives meets views itself ---
+  void describe(std::vector<membership::ChannelState>*) const override {}
+  bool holds(uint64_t, uint64_t) const override { return true; }
+  void freeze(std::vector<membership::ChannelState>*) override {}
+  ObjectKind kind() const override { return ObjectKind::kGpu; }
+  const std::string& name() const override { return name_; }
+  void describe_object(std::vector<std::byte>* out) const override;
+  void prepare() override {}
+  void install(const std::shared_ptr<const CommChange>&, const membership::Proposal*) override {}
+
  private:
+  mep_result_t open_memory();
+  void start();
   mep_result_t carry_out(Collective kind, const CollectiveArgs& args, void* stream) override;
   mep_result_t enqueue_part(Collective kind, const CollectiveArgs& args, const StagePlan& plan,
                             size_t begin, size_t count, void* stream);
 
   const int32_t device_;
+  const std::string name_;
+  const std::vector<uint64_t> groups_;
   const std::vector<bool> mapped_;
   std::unique_ptr<Comm> stream_comm_;
   StagedChannel channel_;
@@ -72,6 +93,7 @@ class StagedComm : public CudaBackend {
   std::shared_ptr<PinnedMemory> staging_;
   StageServer server_;
   gpu_queue::SoftNic nic_;
+  bool is_client_ = false;
 };
 
 }  // namespace mep

@@ -16,6 +16,7 @@ struct OperationRecord {
   bool input_intact = true;
   RankBits contributors;  // empty: none
   RankBits failed;
+  bool is_report = false;  // it failed by a view change before which no rank had called it
   // From then on a record of so many ranks is kept without allocating.
   void reserve(uint32_t ranks);
   // MEP_ERR_CAPACITY if a bitmap is too short for so many ranks; the rest is filled all the same.

@@ -1,6 +1,8 @@
 #include "core/queued/queue_pairs.hpp"
 
+#include <algorithm>
 #include <bit>
+#include <cstring>
 #include <utility>
 
 #include "base/guarded.hpp"
@@ -44,24 +46,47 @@ mep_result_t QueuePairs::offer(uint64_t id, size_t bytes) {
 mep_result_t QueuePairs::connect(const CommView& view, const Memory& memory,
                                  const Deadline& deadline) {
   MEP_TRY(windows_.receive(view.incarnations, deadline));
+  memory_ = memory;
   queues_.resize(comm_.size());
-  is_served_.resize(comm_.size());
+  reached_.resize(comm_.size());
+  served_.resize(comm_.size());
   for (const uint32_t rank : view.live) {
-    if (windows_.has(rank)) MEP_TRY(add_queue(rank, memory));
+    if (windows_.has(rank)) MEP_TRY(add_queue(rank, view));
   }
   return MEP_SUCCESS;
 }
 
-mep_result_t QueuePairs::add_queue(uint32_t rank, const Memory& memory) {
-  std::byte* own = memory.rings + rank * bytes_of_queue(memory.entries);
+bool QueuePairs::reaches(const CommView& view) const {
+  return std::all_of(view.live.begin(), view.live.end(),
+                     [&](uint32_t rank) { return reached_[rank] == view.incarnations[rank]; });
+}
+
+mep_result_t QueuePairs::reach(const CommView& view, const Deadline& deadline,
+                               std::vector<uint32_t>* added) {
+  MEP_TRY(windows_.reach_joiners(view, deadline));
+  for (const uint32_t rank : view.live) {
+    if (reached_[rank] == view.incarnations[rank] || !windows_.has(rank)) continue;
+    MEP_TRY(add_queue(rank, view));
+    added->push_back(rank);
+  }
+  return MEP_SUCCESS;
+}
+
+mep_result_t QueuePairs::add_queue(uint32_t rank, const CommView& view) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (served_[rank] != 0) remove(rank);  // keep() has not been called for the view yet
+  }
+  std::byte* own = memory_.rings + rank * bytes_of_queue(memory_.entries);
+  std::memset(own, 0, bytes_of_queue(memory_.entries));
   auto* words = reinterpret_cast<Words*>(own);
   gpu_queue::Queue& queue = queues_[rank];
   queue.ring = reinterpret_cast<Request*>(own + sizeof(Words));
   queue.record = &words->record;
   queue.doorbell = &words->doorbell;
-  queue.ready = memory.ready + size_t{rank} * memory.entries;
+  queue.ready = memory_.ready + size_t{rank} * memory_.entries;
   queue.queue_pair = nic_->new_queue_pair();
-  queue.entries = memory.entries;
+  queue.entries = memory_.entries;
   make_empty(&queue, &words->completion, 0);
 
   gpu_queue::QueueWiring wiring;
@@ -71,25 +96,33 @@ mep_result_t QueuePairs::add_queue(uint32_t rank, const Memory& memory) {
   wiring.record = queue.record;
   wiring.doorbell = queue.doorbell;
   wiring.queue_pair = queue.queue_pair;
-  wiring.local = {{kSourceKey, std::bit_cast<uint64_t>(memory.source), memory.source_bytes,
-                   memory.source, true}};
+  wiring.local = {{kSourceKey, std::bit_cast<uint64_t>(memory_.source), memory_.source_bytes,
+                   memory_.source, true}};
   const Remote& remote = windows_[rank];
   const bool is_mapped = remote.mapped != nullptr;
   const uint64_t place = is_mapped ? std::bit_cast<uint64_t>(remote.mapped) : remote.window;
   wiring.remote = {{kWindowKey, 0, windows_.own()->bytes(), place}};
-  MEP_TRY(guarded([&]() -> mep_result_t {
-    std::unique_ptr<Executor> executor;
-    if (is_mapped) {
-      executor = std::make_unique<gpu_queue::MemoryExecutor>();
-    } else {
-      // Kernels poll their words: there is nobody to be woken.
-      executor =
-          std::make_unique<gpu_queue::TransportExecutor>(remote.transport, remote.slot, false);
-      MEP_TRY(nic_->keep_moving(remote.transport));
-    }
-    return nic_->add_queue(wiring, std::move(executor));
-  }));
-  is_served_[rank] = true;
+  MEP_TRY(guarded([&] { return serve(wiring, rank, view); }));
+  reached_[rank] = view.incarnations[rank];
+  return MEP_SUCCESS;
+}
+
+mep_result_t QueuePairs::serve(const gpu_queue::QueueWiring& wiring, uint32_t rank,
+                               const CommView& view) {
+  const Remote& remote = windows_[rank];
+  std::unique_ptr<Executor> executor;
+  if (remote.mapped != nullptr) {
+    executor = std::make_unique<gpu_queue::MemoryExecutor>();
+  } else {
+    // Kernels poll their words: there is nobody to be woken.
+    executor = std::make_unique<gpu_queue::TransportExecutor>(remote.transport, remote.slot, false);
+    MEP_TRY(nic_->keep_moving(remote.transport));
+  }
+  const std::lock_guard lock(mutex_);
+  const bool has_left = kept_epoch_ > view.epoch && members_[rank] != view.incarnations[rank];
+  if (has_ended_ || has_left) return MEP_SUCCESS;
+  MEP_TRY(nic_->add_queue(wiring, std::move(executor)));
+  served_[rank] = view.incarnations[rank];
   return MEP_SUCCESS;
 }
 
@@ -100,21 +133,25 @@ void QueuePairs::finish() const {
 }
 
 void QueuePairs::keep(const CommView& view) {
-  for (uint32_t rank = 0; rank < is_served_.size(); ++rank) {
-    if (!is_served_[rank]) continue;
-    if (view.is_live(rank) && windows_.reaches(rank, view.incarnations[rank])) continue;
-    remove(rank);
+  const std::lock_guard lock(mutex_);
+  members_ = view.incarnations;
+  kept_epoch_ = view.epoch;
+  for (uint32_t rank = 0; rank < served_.size(); ++rank) {
+    if (served_[rank] != 0 && served_[rank] != members_[rank]) remove(rank);
   }
 }
 
 void QueuePairs::end() {
-  for (uint32_t rank = 0; rank < is_served_.size(); ++rank) {
-    if (is_served_[rank]) remove(rank);
+  const std::lock_guard lock(mutex_);
+  has_ended_ = true;
+  for (uint32_t rank = 0; rank < served_.size(); ++rank) {
+    if (served_[rank] != 0) remove(rank);
   }
 }
 
+// Under the mutex.
 void QueuePairs::remove(uint32_t rank) {
-  is_served_[rank] = false;
+  served_[rank] = 0;
   (void)nic_->remove_queue(queues_[rank].queue_pair);
 }
 

@@ -5,11 +5,13 @@
 //     under kSourceKey.
 //   - A queue ends with an error when its peer has left the view, before the peer's windows are forgotten.
 //   - Owner and user is the user's thread; keep() and end() are the control thread's, between connect() and the destructor.
+//   - A queue whose peer has left by the latest view of keep() is not served, even if it is made afterwards.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -46,6 +48,12 @@ class QueuePairs {
   };
   [[nodiscard]] mep_result_t connect(const CommView& view, const Memory& memory,
                                      const Deadline& deadline);
+  // Whether each rank of the view has a queue to this very process of it.
+  bool reaches(const CommView& view) const;
+  // Makes queues to those that lack one, in rings that nobody posts to, and adds their ranks to *added. The posters' zeros
+  // at Memory::ready are the caller's to restore, before the queues are copied to them.
+  [[nodiscard]] mep_result_t reach(const CommView& view, const Deadline& deadline,
+                                   std::vector<uint32_t>* added);
   // By rank, to be copied to where the posters are; without a ring for ranks that are absent.
   std::span<const gpu_queue::Queue> queues() const { return queues_; }
   const Window& window() const { return *windows_.own(); }
@@ -59,14 +67,22 @@ class QueuePairs {
   void end();
 
  private:
-  mep_result_t add_queue(uint32_t rank, const Memory& memory);
+  mep_result_t add_queue(uint32_t rank, const CommView& view);
+  mep_result_t serve(const gpu_queue::QueueWiring& wiring, uint32_t rank, const CommView& view);
   void remove(uint32_t rank);
 
   const CommIdentity& comm_;
   gpu_queue::SoftNic* const nic_;
   PeerWindows windows_;
+  Memory memory_;
   std::vector<gpu_queue::Queue> queues_;
-  std::vector<bool> is_served_;  // by rank
+  std::vector<uint64_t> reached_;  // by rank: of which process the queue is; 0: there is none
+
+  std::mutex mutex_;               // of what follows
+  std::vector<uint64_t> served_;   // by rank: likewise, while the NIC serves it
+  std::vector<uint64_t> members_;  // of the latest view of keep(), by rank
+  uint64_t kept_epoch_ = 0;        // its epoch; 0: there was none
+  bool has_ended_ = false;
 };
 
 }  // namespace mep

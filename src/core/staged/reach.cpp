@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/env.hpp"
+#include "base/hash.hpp"
 #include "base/status.hpp"
 
 namespace mep {
@@ -51,20 +52,29 @@ ReachChoice choose_reach(std::span<const ReachFacts> facts, std::span<const uint
   return choice;
 }
 
-std::vector<bool> group_of(std::span<const ReachFacts> facts, std::span<const uint32_t> ranks,
-                           uint32_t own, uint32_t size) {
-  ReachFacts mine;
+uint64_t group_number(const ReachFacts& facts) {
+  if (facts.group == 0) return 0;
+  Hash hash(facts.host);
+  hash.word(facts.group);
+  return hash.value() | 1;
+}
+
+std::vector<uint64_t> groups_of(std::span<const ReachFacts> facts, std::span<const uint32_t> ranks,
+                                uint32_t size) {
+  std::map<uint64_t, uint32_t> members;
+  for (const ReachFacts& each : facts) ++members[group_number(each)];
+  std::vector<uint64_t> groups(size);
   for (size_t i = 0; i < facts.size(); ++i) {
-    if (ranks[i] == own) mine = facts[i];
+    const uint64_t number = group_number(facts[i]);
+    if (members[number] > 1) groups[ranks[i]] = number;
   }
-  std::vector<bool> found(size);
-  size_t members = 0;
-  for (size_t i = 0; i < facts.size() && mine.group != 0; ++i) {
-    if (facts[i].host != mine.host || facts[i].group != mine.group) continue;
-    found[ranks[i]] = true;
-    ++members;
-  }
-  if (members < 2) found.clear();
+  return groups;
+}
+
+std::vector<bool> group_of(std::span<const uint64_t> groups, uint32_t own) {
+  if (groups.empty() || groups[own] == 0) return {};
+  std::vector<bool> found(groups.size());
+  for (size_t rank = 0; rank < groups.size(); ++rank) found[rank] = groups[rank] == groups[own];
   return found;
 }
 
@@ -75,6 +85,14 @@ uint32_t most_on_one_gpu(std::span<const ReachFacts> facts) {
     most = std::max(most, ++ranks_of[{each.host, each.device[0], each.device[1]}]);
   }
   return most;
+}
+
+uint32_t most_blocks_of(std::span<const ReachFacts> facts) {
+  uint64_t least = 0;
+  for (const ReachFacts& each : facts) {
+    if (each.most_blocks != 0 && (least == 0 || each.most_blocks < least)) least = each.most_blocks;
+  }
+  return static_cast<uint32_t>(least);
 }
 
 mep_result_t read_reach_setting(uint32_t rank, ReachFacts* facts) {

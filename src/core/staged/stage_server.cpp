@@ -101,16 +101,15 @@ void StageServer::answer(uint64_t number) {
     result = fail(MEP_ERR_NO_MEMORY, "out of memory");
   }
   answer.result = result;
-  if (result != MEP_SUCCESS) note_failure(number, result, last_error_text());
+  if (is_error(result)) note_failure(result);
   MEP_TEST_DELAY_POINT("stage answer");
   mailbox_->answer = answer;
   store(&mailbox_->answered, number);
 }
 
-void StageServer::note_failure(uint64_t number, mep_result_t result, const char* text) {
-  if (!is_error(result)) return;
-  log(LogLevel::kDebug, "operation %llu of %s: %s", static_cast<unsigned long long>(number),
-      what_.c_str(), text);
+void StageServer::note_failure(mep_result_t result) {
+  const char* const text = last_error_text();
+  log(LogLevel::kDebug, "an operation of %s: %s", what_.c_str(), text);
   const std::lock_guard lock(failure_mutex_);
   if (failure_ != MEP_SUCCESS) return;
   failure_ = result;

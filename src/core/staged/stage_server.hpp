@@ -35,13 +35,14 @@ class StageServer {
   void set_bound_ms(uint64_t ms);
   // A request is open, as far as is known here.
   bool busy() const;
+  // By what serves a request: a failure that is not how the request ends. The text is the thread's last error.
+  void note_failure(mep_result_t result);
   // First failure since the last call.
   mep_result_t take_failure();
 
  private:
   void run();
   void answer(uint64_t number);
-  void note_failure(uint64_t number, mep_result_t result, const char* text);
 
   device::StageMailbox* mailbox_ = nullptr;
   std::string what_;

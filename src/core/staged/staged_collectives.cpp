@@ -17,10 +17,18 @@ void tell_status(const Comm& comm, uint64_t seen, mep_result_t result, device::O
   refused.fill_status(&status->head, sizeof *status);
 }
 
+// The call took no operation but only told of a rank that was lost before: see OperationRecord::is_report.
+bool only_tells(const Comm& comm, uint64_t seen, mep_result_t result) {
+  const OperationRecord& last = comm.collectives().record();
+  return (result == MEP_ERR_PEER_FAILED || result == MEP_ERR_PEER_LEFT) && last.seq != seen &&
+         last.is_report;
+}
+
 }  // namespace
 
 mep_result_t serve_staged_collective(Comm& comm, const device::StageRequest& request,
-                                     device::StageAnswer* answer) {
+                                     device::StageAnswer* answer,
+                                     const std::function<void(mep_result_t)>& tell) {
   const device::StageCollective& given = request.collective;
   const Collective kind = given.kind;
   if (!runs_on(kind, backends::kStaged)) {
@@ -36,8 +44,15 @@ mep_result_t serve_staged_collective(Comm& comm, const device::StageRequest& req
   args.root = given.root;
   // For the control thread: windows of peers may be in use. Nobody else calls this comm.
   (void)comm.enter_call();
-  const uint64_t seen = comm.collectives().record().seq;
-  const mep_result_t result = comm.run(kind, args);
+  uint64_t seen = comm.collectives().record().seq;
+  mep_result_t result = comm.run(kind, args);
+  // Then the operation is the first of the new view, as where GPUs map each other: replacements call no other. Not where
+  // parts of it ran in the old view.
+  while (request.continues == 0 && only_tells(comm, seen, result)) {
+    tell(result);
+    seen = comm.collectives().record().seq;
+    result = comm.run(kind, args);
+  }
   tell_status(comm, seen, result, &answer->status);
   comm.leave_call();
   if (result != MEP_SUCCESS) return result;

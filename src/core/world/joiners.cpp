@@ -92,7 +92,9 @@ bool Joiners::welcome(uint32_t slot) {
   links_.send(slot, kFrameView, std::as_bytes(std::span(view)));
   std::vector<CommDescription> comms;
   for (const auto& [id, comm] : participants_) {
-    if (comm->member_slots().has(slot)) comms.push_back(comm->description());
+    if (comm->stands_alone() && comm->member_slots().has(slot)) {
+      comms.push_back(comm->description());
+    }
   }
   // It is not a slow reader who has not read all of it at once.
   size_t bytes = 0;

@@ -72,6 +72,8 @@ class WorldParticipant {
   // Whether no user thread is still inside a call that began before the latest view: only then may
   // memory of a rank that left the view be unmapped.
   virtual bool quiesced() const = 0;
+  // Whether joiners learn of it by itself. If not, what it belongs to makes it there.
+  virtual bool stands_alone() const = 0;
   // For joiners, see kFrameComms.
   virtual CommDescription description() const = 0;
   virtual CommMetrics metrics() const = 0;
