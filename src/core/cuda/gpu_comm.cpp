@@ -361,6 +361,7 @@ mep_result_t GpuComm::go_on_adopted(const GpuChannel::Adoption& adoption) {
     MEP_TRY(begin_proof());
     MEP_TRY(copy_in_order(&seen, &state_->seen_installed, sizeof seen, stream_->get()));
     MEP_TRY(stream_->synchronize());
+    records().give_back(proof_);
   }
   channel_.forget_overtaken();
   const int32_t owed = channel_.owed_report(adoption.admitted, seen);
