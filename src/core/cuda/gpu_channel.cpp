@@ -66,9 +66,9 @@ mep_result_t GpuChannel::take_failure() {
 
 void GpuChannel::forget_overtaken() {
   const uint64_t count = load_pinned(&post_->failures);
-  if (count == failures_told_ + 1 && failure_at(*post_, count) == kOvertaken) {
-    failures_told_ = count;
-  }
+  const bool has_all = count - failures_told_ < device::kCollFailures;
+  while (has_all && failures_told_ < count && failure_at(*post_, failures_told_ + 1) == kOvertaken)
+    ++failures_told_;
 }
 
 // How many are held up to the last that lets joiners in; under the lock.
@@ -76,16 +76,6 @@ size_t GpuChannel::to_admission() const {
   size_t count = held_.size();
   while (count > 1 && held_[count - 1].result != kOvertaken) --count;
   return count;
-}
-
-int32_t GpuChannel::owed_report(uint64_t admitted, uint64_t seen) const {
-  const std::lock_guard lock(mutex_);
-  int32_t owed = 0;
-  for (uint64_t number = admitted + 1; number <= seen; ++number) {
-    const int32_t result = post_->decisions[number % device::kCollDecisions].result;
-    if (result != kOvertaken) owed = result;
-  }
-  return owed;
 }
 
 // --- The control thread ---------------------------------------------------------------------------
@@ -141,6 +131,16 @@ void GpuChannel::publish(size_t count) {
   store_pinned(&post_->word, word + ((word & 1) != 0 ? 1 : 2));
 }
 
+// An operation of the program ends by no decision that only lets joiners in: the next one stands for both.
+void GpuChannel::join_overtaken() {
+  for (size_t i = held_.size(); i-- > 1;) {
+    if (held_[i - 1].result != kOvertaken) continue;
+    held_[i].old_epoch = held_[i - 1].old_epoch;
+    held_[i].last_completed = held_[i - 1].last_completed;
+    held_.erase(held_.begin() + static_cast<std::ptrdiff_t>(i - 1));
+  }
+}
+
 void GpuChannel::install(const CommChange& change, const membership::Proposal& committed,
                          bool reaches) {
   const std::lock_guard lock(mutex_);
@@ -160,8 +160,7 @@ void GpuChannel::install(const CommChange& change, const membership::Proposal& c
   held_.push_back(decision);
   holds_view_.store(true, std::memory_order_relaxed);
   if (is_joining_ || !reaches) return;
-  // The next operation takes in all of them, and tells of the first.
-  if (held_[0].result == kOvertaken) held_[0].result = decision.result;
+  join_overtaken();
   publish(held_.size());
 }
 

@@ -66,10 +66,7 @@ class GpuChannel {
     is_joining_ = false;
     if (!ended_ && reaches(*view_)) publish(held_.size());
   }
-  // How the next operation is to end where the library's own has taken in decisions behind the first `admitted`, up to
-  // `seen`: ranks that adopted the admission apart meet them in that operation. 0: it is not concerned.
-  int32_t owed_report(uint64_t admitted, uint64_t seen) const;
-  // The failure of the library's own operation, which ended by a decision that only lets joiners in, is told to nobody.
+  // The failures of the library's own operations that decisions which only let joiners in have ended are told to nobody.
   void forget_overtaken();
 
   // --- The control thread ---
@@ -91,6 +88,7 @@ class GpuChannel {
   bool acknowledged(uint64_t word) const;
   size_t to_admission() const;
   void publish(size_t count);
+  void join_overtaken();
 
   const Comm& comm_;
   const uint64_t id_;

@@ -354,20 +354,19 @@ mep_result_t GpuComm::begin_adopted(const GpuChannel::Adoption& adoption) {
   return write_state(adoption.last, comm_.timeout_ms(), kDecisionGraceMs, adoption.installed);
 }
 
-// By operations that end at once: the first may only tell of an earlier change.
+// By operations that end at once, each by one decision or to tell of an earlier one. Decisions behind the admission are
+// the program's next operations', as on ranks that meet them there.
 mep_result_t GpuComm::go_on_adopted(const GpuChannel::Adoption& adoption) {
   uint64_t seen = 0;
-  for (int tries = 0; seen < adoption.installed && tries < 3; ++tries) {
+  for (uint32_t tries = 0; seen < adoption.admitted && tries <= 2 * device::kCollDecisions;
+       ++tries) {
     MEP_TRY(begin_proof());
     MEP_TRY(copy_in_order(&seen, &state_->seen_installed, sizeof seen, stream_->get()));
     MEP_TRY(stream_->synchronize());
     records().give_back(proof_);
   }
   channel_.forget_overtaken();
-  const int32_t owed = channel_.owed_report(adoption.admitted, seen);
-  if (owed == 0) return MEP_SUCCESS;
-  MEP_TRY(copy_in_order(&state_->pending_report, &owed, sizeof owed, stream_->get()));
-  return stream_->synchronize();
+  return MEP_SUCCESS;
 }
 
 // --- The watcher ----------------------------------------------------------------------------------

@@ -274,8 +274,9 @@ struct CollLeader {
   uint64_t installed = 0;  // decisions taken in
   int32_t result = MEP_SUCCESS;
   bool decided = false;
-  bool told = false;    // the deadline
-  CollDecision last{};  // the latest decision taken in
+  bool told = false;     // the deadline
+  CollDecision last{};   // the decision that ended the operation's epoch
+  uint64_t adopted = 0;  // its number; those behind it are the next operations'
   // Read while others move data, so that the end has only to store.
   CollPost* post = nullptr;
   uint64_t seen_word = 0;
@@ -315,23 +316,27 @@ struct CollLeader {
     return false;
   }
 
-  // Takes in the decisions that have come; the first that ends the operation's epoch decides it.
+  // Takes in the decisions that have come. The first ends the operation's epoch and decides it; of the others only
+  // who has gone counts here. Each ends one operation of its own, on ranks that were late as on all.
   __device__ void take_decisions(uint64_t count) {
     const bool missed = count - installed > kCollDecisions;
     if (missed) installed = count - 1;
     while (installed != count) {
       ++installed;
       const CollDecision* from = &post->decisions[installed % kCollDecisions];
+      if (adopted != 0) {
+        if (result == MEP_SUCCESS) state->decided_live &= load_word(&from->live);
+        continue;
+      }
+      adopted = installed;
       last.old_epoch = load_word(&from->old_epoch);
       last.last_completed = load_word(&from->last_completed);
       last.epoch = load_word(&from->epoch);
       last.next = load_word(&from->next);
       last.live = load_word(&from->live);
       last.result = *static_cast<const volatile int32_t*>(&from->result);
-      if (decided && result == MEP_SUCCESS) {
-        state->decided_live &= last.live;
-      } else if (!decided) {
-        state->decided_live = last.live;
+      state->decided_live = last.live;
+      if (!decided) {
         const bool succeeds =
             !missed && last.old_epoch == frame->epoch && frame->seq <= last.last_completed;
         if (succeeds && find_donor(last.live)) {
@@ -459,7 +464,7 @@ struct CollLeader {
   // The operation is over: everything is as the next one expects it.
   template <StoreWord store_done>
   __device__ void finish(uint64_t steps) {
-    const bool adopts = installed != seen_installed;
+    const bool adopts = adopted != 0;
     const uint64_t gone = adopts ? frame->live & ~last.live : 0;
     state->ticket = 0;
     if (decided) state->decision = 0;
@@ -480,7 +485,8 @@ struct CollLeader {
     }
     write_status(result, result == MEP_SUCCESS ? 0 : gone);
     if (adopts) {
-      state->seen_installed = installed;
+      state->seen_installed = adopted;
+      if (adopted != installed) state->seen_word = kUnseenWord;
       if (last.epoch == 0) {
         state->ended = last.result;
       } else {
@@ -488,7 +494,10 @@ struct CollLeader {
         state->live = last.live;
         state->seq = last.next - 1;
         state->step = 0;
-        if (result == MEP_SUCCESS) state->pending_report = last.result;
+        if (result == MEP_SUCCESS) {
+          state->pending_report = last.result;
+          state->pending_gone = gone;
+        }
       }
     }
     tell_failure(result);
@@ -501,8 +510,14 @@ struct CollLeader {
   __device__ void refuse() {
     while (*static_cast<volatile uint32_t*>(&state->ticket) != gridDim.x) __nanosleep(50);
     state->ticket = 0;
-    if (state->ended == 0 && state->pending_report != 0) state->pending_report = 0;
-    write_status(frame->refused, 0);
+    uint64_t gone = 0;
+    if (state->ended == 0 && state->pending_report != 0) {
+      state->pending_report = 0;
+      gone = state->pending_gone;
+    } else if (state->ended == 0) {
+      gone = uint64_t{1} << call->root;
+    }
+    write_status(frame->refused, gone);
     tell_failure(frame->refused);
   }
 };

@@ -150,6 +150,9 @@ struct CollLayout {
 // The leader's orders to the CTAs that wait; a code belongs to one operation.
 enum LeaderOrder : uint32_t { kCollNone = 0, kCollGoOn = 1, kCollFail = 2 };
 
+// No word of the host: a channel that goes on has an even one, a frozen one counts from 1.
+constexpr uint64_t kUnseenWord = UINT64_MAX;
+
 struct CollState {
   // The comm, as of the last operation.
   uint64_t epoch;
@@ -160,7 +163,7 @@ struct CollState {
   uint64_t seen_installed;
   int32_t pending_report;  // a view change that no operation has told yet
   int32_t ended;           // the world has ended for this rank: what all operations answer
-  uint64_t spare;          // keeps the windows' addresses in pairs, off the borders of cache lines
+  uint64_t pending_gone;   // ranks that it names
   uint64_t failures;
   // Constants.
   uint32_t rank;
