@@ -4,7 +4,10 @@
 #include <atomic>
 #include <cstdlib>
 #include <map>
-#include <set>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 #include "cuda_on_host/launch.hpp"
 #include "cuda_on_host/runtime.hpp"
@@ -15,17 +18,17 @@ namespace {
 // All streams that there are. Never destroyed, since threads of streams outlive main().
 struct Streams {
   std::mutex mutex;
-  std::set<Stream*> all;
-  std::map<int, Stream*> own;  // of devices
+  std::map<Stream*, std::shared_ptr<Stream>> all;  // who waits for one keeps it
+  std::map<int, Stream*> own;                      // of devices
 
   static Streams& get() {
     static auto* const streams = new Streams;
     return *streams;
   }
   Stream* make(int device) {
-    auto* stream = new Stream(device);
-    all.insert(stream);
-    return stream;
+    const auto stream = std::make_shared<Stream>(device);
+    all.emplace(stream.get(), stream);
+    return stream.get();
   }
 };
 
@@ -142,12 +145,16 @@ cudaError_t cudaStreamCreate(cudaStream_t* stream) {
   return cudaStreamCreateWithFlags(stream, 0);
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  std::shared_ptr<Stream> last;
   {
     Streams& streams = Streams::get();
     const std::lock_guard lock(streams.mutex);
-    if (streams.all.erase(handle_of(stream)) == 0) return failed(cudaErrorInvalidResourceHandle);
+    const auto found = streams.all.find(handle_of(stream));
+    if (found == streams.all.end()) return failed(cudaErrorInvalidResourceHandle);
+    last = std::move(found->second);
+    streams.all.erase(found);
   }
-  delete handle_of(stream);
+  last->synchronize();
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
@@ -159,14 +166,14 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
 }
 cudaError_t cudaDeviceSynchronize() {
   Streams& streams = Streams::get();
-  std::vector<Stream*> here;
+  std::vector<std::shared_ptr<Stream>> here;
   {
     const std::lock_guard lock(streams.mutex);
-    for (Stream* stream : streams.all) {
+    for (const auto& [address, stream] : streams.all) {
       if (stream->device() == current_device()) here.push_back(stream);
     }
   }
-  for (Stream* stream : here) stream->synchronize();
+  for (const auto& stream : here) stream->synchronize();
   return cudaSuccess;
 }
 
