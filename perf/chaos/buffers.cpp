@@ -146,6 +146,26 @@ CallBuffers::CallBuffers(const Program& program, uint32_t step, uint32_t part, c
   }
 }
 
+void CallBuffers::put_on(Device* device) {
+  device_ = device;
+  out_there_ = static_cast<uint8_t*>(device->take(out_.size()));
+  in_there_ = static_cast<uint8_t*>(device->take(in_.size()));
+  device->upload(out_there_, out_.data(), out_.size());
+  device->upload(in_there_, in_.data(), in_.size());
+}
+
+void CallBuffers::fetch() {
+  device_->synchronize();
+  device_->download(out_.data(), out_there_, out_.size());
+  device_->download(in_.data(), in_there_, in_.size());
+}
+
+uint8_t* CallBuffers::address_of(uint8_t* here) const {
+  if (device_ == nullptr || here == nullptr) return here;
+  const bool is_out = here >= out_.data() && here < out_.data() + out_.size();
+  return is_out ? out_there_ + (here - out_.data()) : in_there_ + (here - in_.data());
+}
+
 uint64_t CallBuffers::key_of(uint32_t rank) const {
   const uint32_t slot = members_.slots[rank];
   return mix(program_.seed, uint64_t{step_} << 16 | part_, slot, program_.generation(slot, step_));

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "device.hpp"
 #include "program.hpp"
 
 namespace mep::programs {
@@ -25,8 +26,13 @@ class CallBuffers {
   CallBuffers(const Program& program, uint32_t step, uint32_t part, const Call& call,
               const Members& members, uint8_t* own_memory);
 
-  const void* send() const { return send_; }
-  void* receive() const { return receive_; }
+  // The call's are there from now on, with what these have; the device outlives this.
+  void put_on(Device* device);
+  // Waits for the stream, and takes what the GPU has.
+  void fetch();
+
+  const void* send() const { return address_of(send_); }
+  void* receive() const { return address_of(receive_); }
   uint32_t root() const { return root_; }
   size_t sent_bytes() const;
   static size_t sent_bytes(const Call& call, const Members& members);
@@ -39,6 +45,7 @@ class CallBuffers {
   uint64_t digest() const;
 
  private:
+  uint8_t* address_of(uint8_t* here) const;
   bool lies_in_send() const;
   size_t offset_in_place() const;
   // Elements that a rank gives another, and where they begin in its input.
@@ -68,6 +75,9 @@ class CallBuffers {
   size_t held_bytes_ = 0;  // between the guards: recvbuf, in place with sendbuf
   uint8_t* send_ = nullptr;
   uint8_t* receive_ = nullptr;
+  Device* device_ = nullptr;
+  uint8_t* out_there_ = nullptr;  // of out_ and in_, on the GPU
+  uint8_t* in_there_ = nullptr;
 };
 
 }  // namespace mep::programs

@@ -27,10 +27,12 @@ double now_s() {
 }
 
 std::string replay_command(const Campaign& campaign, uint64_t seed) {
-  std::string text = "mep_chaos --programs 1 --seed " + std::to_string(seed) + " --mode " +
-                     name_of(campaign.limits.mode);
+  std::string text = campaign.limits.queues ? "MEP_CUDA_REACH=queues " : "";
+  text += "mep_chaos --programs 1 --seed " + std::to_string(seed) + " --mode " +
+          name_of(campaign.limits.mode);
   if (!campaign.limits.faults) text += " --no-faults";
   if (!campaign.limits.ep) text += " --no-ep";
+  if (campaign.limits.device) text += " --device";
   if (!campaign.limits.shape.empty()) text += " --shape " + campaign.limits.shape;
   if (campaign.limits.patience != 1)
     text += " --patience " + std::to_string(campaign.limits.patience);

@@ -27,6 +27,8 @@ constexpr const char* kHelp =
     "                   killed\n"
     "  --no-faults      nobody is killed, stopped or late\n"
     "  --no-ep          no dispatch and combine\n"
+    "  --device         communicators are on GPUs: rank r has GPU r modulo their\n"
+    "                   number. Calls go on streams, over memory of the GPU\n"
     "  --shape S        each has this shape:\n"
     "                   joins: a rank is stopped while a replacement of another joins\n"
     "                   points: a rank dies, stands still or crawls at a named point\n"
@@ -93,6 +95,11 @@ bool parse_flag(const std::string& name, Campaign* campaign) {
     campaign->limits.faults = false;
   } else if (name == "--no-ep") {
     campaign->limits.ep = false;
+  } else if (name == "--device") {
+    campaign->limits.device = true;
+    const char* const reach = std::getenv("MEP_CUDA_REACH");
+    campaign->limits.queues =
+        reach != nullptr && (std::strcmp(reach, "queues") == 0 || std::strcmp(reach, "mixed") == 0);
   } else if (name == "--print") {
     campaign->prints = true;
   } else if (name == "-v") {

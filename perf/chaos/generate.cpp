@@ -55,6 +55,7 @@ void Generator::choose_job() {
     mode = random_.one_of(kModes);
   }
   program_.mode = mode;
+  program_.device = limits_.device;
   program_.ranks = random_.percent(70) ? random_.between(2, 5) : random_.between(2, 8);
   if (wants_shape()) program_.ranks = std::max(program_.ranks, random_.between(3, 5));
   if (has_shape("points") && random_.percent(15)) program_.ranks = 2;
@@ -89,7 +90,7 @@ void Generator::choose_job() {
       break;
   }
   choose_hosts(std::min(hosts, program_.ranks));
-  has_ep_ = random_.percent(30) && limits_.ep;
+  has_ep_ = random_.percent(30) && limits_.ep && !limits_.device;
   if (has_ep_ && random_.percent(30)) program_.flags |= MEP_COMM_UNIFORM;
   if (has_ep_ && random_.percent(40)) program_.flags |= MEP_COMM_PARTIAL;
   Comm world{kWorld, {}};
@@ -125,7 +126,8 @@ CallKind Generator::random_kind() {
   uint64_t draw = random_.below(100);
   uint32_t kind = 0;
   for (; draw >= kShares[kind]; ++kind) draw -= kShares[kind];
-  return static_cast<CallKind>(kind);
+  const auto drawn = static_cast<CallKind>(kind);
+  return facts_of(drawn).has_counts && posts_to_queues() ? random_kind() : drawn;
 }
 
 Call Generator::random_call(uint32_t comm) {
@@ -235,6 +237,10 @@ void Generator::add_ep() {
 }
 
 void Generator::add_step() {
+  if (limits_.device && !posts_to_queues() && random_.percent(6)) {
+    push(StepKind::kMessages);
+    return;
+  }
   if (has_ep_ && random_.percent(40)) return add_ep();
   const uint64_t draw = random_.below(100);
   if (draw < 55) return add_call_step(random_comm());
@@ -296,6 +302,8 @@ void Generator::add_special(bool kills) {
   const bool is_alone = !kills && !program_.has(StepKind::kLeave) &&
                         !program_.has(StepKind::kAbort) && !program_.has(StepKind::kEvict) &&
                         !program_.has(StepKind::kGrow);
+  // A thread that frees memory of a GPU waits for kernels, and those for it.
+  const bool leaves_kernels = limits_.device && program_.mode == Mode::kThreads;
   Step step;
   step.calls.push_back(random_call(random_.percent(60) ? kWorld : first_comm()));
   step.actor = static_cast<uint32_t>(random_.below(program_.ranks));
@@ -303,10 +311,12 @@ void Generator::add_special(bool kills) {
     step.kind = StepKind::kRevoke;
   } else if (draw < 45) {
     step.kind = StepKind::kTimeout;
+  } else if (draw < 60 && limits_.device) {
+    return;  // a rank that learns of it by the clock alone is out of step with the others afterwards
   } else if (draw < 60) {
     step.kind = StepKind::kMismatch;
     step.calls.push_back(random_call(step.calls[0].comm));
-  } else if (is_alone && draw < 75) {
+  } else if (is_alone && draw < 75 && !leaves_kernels) {
     step.kind = StepKind::kLeave;
     step.calls[0].comm = kWorld;
   } else if (is_alone && draw < 90 && program_.ranks >= 3) {
@@ -363,7 +373,7 @@ void Generator::add_kills() {
     last = std::max(last, step);
     if (random_.percent(60)) step = random_.between(step, steps - 1);
   }
-  if (!random_.percent(35)) return;
+  if (!random_.percent(35) || posts_to_queues()) return;
   const uint32_t at = add_recover(last, dead);
   if (deaths < mortal.size() && random_.percent(25)) add_kill(mortal[deaths], 0, at);
   if (random_.percent(25)) {
@@ -414,7 +424,7 @@ void Generator::add_faults() {
     if (random_.percent(20)) add_special(false);
     return;
   }
-  const bool grows = random_.percent(6);
+  const bool grows = random_.percent(6) && !posts_to_queues();
   if (grows) add_growth();
   const bool kills = random_.percent(70);
   if (!kills && random_.percent(8)) {

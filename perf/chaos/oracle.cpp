@@ -31,9 +31,9 @@ struct Said {
 };
 
 // By comm, step and part: who said what. Sync calls are compared by epoch and seq alone, because a
-// joiner's first is a member's later one.
+// joiner's first is a member's later one. Operations on streams have numbers of their own.
 using Place = std::tuple<uint32_t, uint32_t, uint32_t, What>;
-using Number = std::tuple<uint32_t, uint64_t, uint64_t>;
+using Number = std::tuple<uint32_t, uint64_t, uint64_t, bool>;
 
 // How the call that began at records[begin] ended, or null.
 const Record* end_of(const Journal& journal, uint32_t begin) {
@@ -138,6 +138,9 @@ class Judge {
     const std::vector<Call>& calls = program_.steps[record.step].calls;
     return record.part < calls.size() ? &facts_of(calls[record.part].kind) : nullptr;
   }
+  bool is_on_stream(const Record& record) const {
+    return program_.device && (record.what == What::kCall || record.what == What::kSync);
+  }
   // The root of a small one waits for nobody.
   bool only_root_gives(const Record& record) const {
     return facts(record) != nullptr && facts(record)->only_root_gives();
@@ -175,7 +178,8 @@ void Judge::read(const Life& life) {
     const bool is_of_the_call = record.has_info && record.info_result == record.result;
     if (is_of_the_call && record.seq != 0 && record.result != MEP_ERR_MISMATCH &&
         !is_own_end(record.result) && (is_replicated(record.what) || record.what == What::kSync)) {
-      numbers_[{record.comm, record.epoch, record.seq}].push_back({&life, nullptr, &record});
+      numbers_[{record.comm, record.epoch, record.seq, is_on_stream(record)}].push_back(
+          {&life, nullptr, &record});
     }
   }
 }
@@ -263,6 +267,8 @@ bool Judge::has_cause(const Life& life, const Record& record) const {
       if (program_.has(StepKind::kLeave)) return true;
       [[fallthrough]];
     case MEP_ERR_PEER_FAILED:
+      // On GPUs also where the root has left.
+      if (program_.device && has_root(record) && program_.has(StepKind::kLeave)) return true;
       // A dispatch or combine that a change has cut lacks everybody who had not come so far.
       if (!is_personal(record.what) && record.has_info && record.failed != 0 &&
           record.info_result == record.result) {
@@ -279,6 +285,9 @@ bool Judge::has_cause(const Life& life, const Record& record) const {
              program_.has(StepKind::kMismatch) || may_die_in_init() ||
              (record.what == What::kJoin && !was_admitted(life));
     case MEP_ERR_MISMATCH:
+      // A start that fails has no GPUs yet.
+      if (program_.device && record.what == What::kJoin)
+        return may_die_in_init() && !was_admitted(life);
       return program_.has(StepKind::kMismatch);
     case MEP_ERR_EVICTED:
       return evicted() || program_.may_be_left_out(life.slot, life.generation);
@@ -360,7 +369,10 @@ void Judge::judge_pair(const Said& a, const Said& b) {
   if (is_personal(x.what)) return;
   const bool both_live = a.life->is_done() && b.life->is_done();
   // Whose root is dead, a rank ends by itself: if it dies before others hear of it, they are in a later epoch.
-  const bool binds_all = both_live || x.result == MEP_SUCCESS || !has_root(x);
+  // On a stream an operation that only reports a change has no number.
+  const bool has_numbers = x.seq != 0 && y.seq != 0;
+  const bool binds_all =
+      (both_live || x.result == MEP_SUCCESS || !has_root(x)) && (has_numbers || !is_on_stream(x));
   if (binds_all && x.has_info && y.has_info && (x.epoch != y.epoch || x.seq != y.seq)) {
     return differ(Class::kVerdict, "epochs or seqs differ");
   }
@@ -464,15 +476,18 @@ void Judge::judge_reports(const Life& life) {
       Known& now = known[begin.comm];
       now = {};
       if (in_step && program_.steps[begin.step].kind == StepKind::kGrow && begin.comm != kWorld) {
-        // The places of ranks that went before are in it too. A growth tells on the new comm what it went over.
-        now.present = known[world].present & begin.contributors;
+        // The places of ranks that went before are in it too. A growth tells on the new comm what it went over, but on
+        // GPUs the library's own operation takes that in.
+        now.present = program_.device ? 0 : known[world].present & begin.contributors;
         world = begin.comm;
       } else if (!is_joiner) {
         now.present = begin.contributors;
       }
     }
     if (begin.entry != Entry::kBegin) continue;
-    if (begin.what == What::kRecover && in_step) {
+    // On GPUs the library's own operation takes in what an admission goes over, on each comm.
+    if (begin.what == What::kRecover && program_.device) known.clear();
+    if (begin.what == What::kRecover && in_step && !program_.device) {
       const Record* const end = end_of(*life.journal, i);
       const std::vector<uint32_t>& slots = program_.steps[begin.step].slots;
       // The digest counts those that were admitted; a place that was not free is asked for in vain.

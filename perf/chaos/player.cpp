@@ -70,6 +70,10 @@ mep_comm_config_t config_of(const Program& program, uint32_t slot) {
   config.heartbeat_ms = 50 * program.patience;
   config.suspect_ms = program.suspect_ms * program.patience;
   config.transports = program.transports.c_str();
+  if (program.device) {
+    config.flags |= MEP_COMM_SET_DEVICE;
+    config.device = MEP_DEVICE_BY_RANK;
+  }
   return config;
 }
 
@@ -90,6 +94,7 @@ int Player::play() {
     run(step_);
     ++step_;
   }
+  if (part_.quiet != nullptr) part_.quiet->arrive_and_drop();
   if (left_) return 0;
   const bool was_over = over_;
   close();
@@ -126,6 +131,9 @@ bool Player::open() {
     if (said.result != MEP_SUCCESS) return false;
   }
   if (joined_) world_ = program_.world(static_cast<uint32_t>(program_.steps.size()));
+  device_ = part_.device;
+  if (program_.device && device_ == nullptr) device_ = make_device(world, program_.device_bytes());
+  if (device_ != nullptr) device_->use();
   if (!add_comm(world_, world)) return false;
   if (comms_[world_].members.rank != part_.slot) {
     wrong(What::kInit, 0, world_, "another rank than asked for");
@@ -144,78 +152,89 @@ bool Player::open() {
 
 void Player::run(uint32_t number) {
   const Step& step = program_.steps[number];
+  if (device_ != nullptr) device_->recycle();
   arm_faults(number);
   pause(step.pause_percent);
   if ((step.computing >> part_.slot & 1) != 0) pause_us(uint64_t{step.computing_ms} * 1000);
   if (lies("crash")) std::abort();
-  if (!lies("skip")) {
-    switch (step.kind) {
-      case StepKind::kCall:
-        call(step.calls[0], 0);
-        break;
-      case StepKind::kBatch:
-        batch(step);
-        break;
-      case StepKind::kAgree:
-        agree(step);
-        break;
-      case StepKind::kSplit:
-        split(step);
-        break;
-      case StepKind::kFree:
-        free_comm(step.calls[0].comm);
-        break;
-      case StepKind::kRevoke:
-        revoke(step);
-        break;
-      case StepKind::kTimeout:
-        be_late(step);
-        break;
-      case StepKind::kMismatch:
-        mismatch(step);
-        break;
-      case StepKind::kEvict:
-        evict(step);
-        break;
-      case StepKind::kLeave:
-        if (step.actor == part_.slot) {
-          leave();
-        } else {
-          call(step.calls[0], 0);
-        }
-        break;
-      case StepKind::kAbort:
-        if (step.actor == part_.slot) {
-          abort(step);
-        } else {
-          batch(step);
-        }
-        break;
-      case StepKind::kRecover:
-        recover(step);
-        break;
-      case StepKind::kGrow:
-        grow(step);
-        break;
-      case StepKind::kEpCreate:
-        ep_->create(step);
-        break;
-      case StepKind::kEpLayers:
-        ep_->layers(step);
-        break;
-      case StepKind::kEpFree:
-        ep_->free(step.ep);
-        break;
-      case StepKind::kCount:
-        next_record(Entry::kCount, What::kCall, 0, world_).resources = count_resources();
-        push();
-        break;
-      case StepKind::kMessages:
-        messages();
-        break;
-    }
-  }
+  if (!lies("skip")) act(step);
   act_on_faults(number);
+}
+
+void Player::meet_idle() {
+  if (part_.quiet != nullptr) part_.quiet->arrive_and_wait();
+}
+
+void Player::act(const Step& step) {
+  switch (step.kind) {
+    case StepKind::kCall:
+      call(step.calls[0], 0);
+      break;
+    case StepKind::kBatch:
+      batch(step);
+      break;
+    case StepKind::kAgree:
+      agree(step);
+      break;
+    case StepKind::kSplit:
+      meet_idle();
+      split(step);
+      meet_idle();
+      break;
+    case StepKind::kFree:
+      meet_idle();
+      free_comm(step.calls[0].comm);
+      meet_idle();
+      break;
+    case StepKind::kRevoke:
+      revoke(step);
+      break;
+    case StepKind::kTimeout:
+      be_late(step);
+      break;
+    case StepKind::kMismatch:
+      mismatch(step);
+      break;
+    case StepKind::kEvict:
+      evict(step);
+      break;
+    case StepKind::kLeave:
+      if (step.actor == part_.slot) {
+        leave();
+      } else {
+        call(step.calls[0], 0);
+      }
+      break;
+    case StepKind::kAbort:
+      if (step.actor == part_.slot) {
+        abort(step);
+      } else {
+        batch(step);
+      }
+      break;
+    case StepKind::kRecover:
+      recover(step);
+      break;
+    case StepKind::kGrow:
+      grow(step);
+      break;
+    case StepKind::kEpCreate:
+      ep_->create(step);
+      break;
+    case StepKind::kEpLayers:
+      ep_->layers(step);
+      break;
+    case StepKind::kEpFree:
+      ep_->free(step.ep);
+      break;
+    case StepKind::kCount:
+      next_record(Entry::kCount, What::kCall, 0, world_).resources = count_resources();
+      push();
+      break;
+    case StepKind::kMessages:
+      messages();
+      break;
+  }
 }
 
 // Children before or after their parents, as it comes; the world is the last.

@@ -3,6 +3,7 @@
 // later, from all journals.
 #pragma once
 
+#include <barrier>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "buffers.hpp"
+#include "device.hpp"
 #include "journal.hpp"
 #include "numbers.hpp"
 #include "program.hpp"
@@ -35,7 +37,10 @@ struct Part {
   uint32_t generation = 0;  // of the process, from 0
   Journal* journal = nullptr;
   std::string job;
-  mep_comm_t world = nullptr;  // of a rank that is a thread
+  mep_comm_t world = nullptr;      // of a rank that is a thread
+  std::shared_ptr<Device> device;  // likewise
+  // Likewise, with GPUs: what frees memory of a GPU waits for the kernels of all ranks there.
+  std::shared_ptr<std::barrier<>> quiet;
   Sabotage sabotage;
 };
 
@@ -56,6 +61,9 @@ class Player {
   struct Comm {
     mep_comm_t handle = nullptr;
     Members members;
+    // On GPUs, by epoch: ranks that are there, and those whose end an operation in it told.
+    std::map<uint64_t, uint64_t> present;
+    std::map<uint64_t, uint64_t> told;
   };
   struct Said {
     mep_result_t result = MEP_SUCCESS;
@@ -65,9 +73,14 @@ class Player {
     uint64_t failed = 0;
   };
 
+  struct PendingCall;
+
   // player.cpp
   bool open();
   void run(uint32_t step);
+  void act(const Step& step);
+  // Until no rank of this process has work on a GPU.
+  void meet_idle();
   void close();
   void arm_faults(uint32_t step);
   void act_on_faults(uint32_t step);
@@ -80,7 +93,14 @@ class Player {
   void call(const Call& call, uint32_t part);
   void tamper(CallBuffers* buffers) const;
   void batch(const Step& step, bool aborts = false);
-  void finish_batch(std::vector<struct PendingCall>& pending, bool one_comm);
+  void start_call(const Call& call, uint32_t part, std::vector<PendingCall>* pending);
+  void finish_batch(std::vector<PendingCall>& pending, bool one_comm);
+  void end_on_stream(std::vector<PendingCall>& ended);
+  static Said wait_for(mep_request_t* request);
+  // mep_comm_async_result tells one of these failures of operations that have ended, or none where there are none.
+  void check_async(uint32_t number, const std::vector<mep_result_t>& failures);
+  // On GPUs: who is in a success is not told.
+  static void add_contributors(Comm* comm, Said* said);
   void end_call(const Call& call, uint32_t part, const CallBuffers& buffers, const Comm& comm,
                 const Said& said);
   Said ask(mep_comm_t comm, mep_result_t result);
@@ -88,7 +108,11 @@ class Player {
 
   // player_messages.cpp
   void messages();
-  void finish_message(struct PendingMessage* message);
+  struct PendingMessage;
+  void start_message(PendingMessage* message);
+  void finish_message(PendingMessage* message);
+  void exchange_on_stream(const std::vector<std::unique_ptr<PendingMessage>>& pending);
+  void check_message(const PendingMessage& message, mep_result_t result);
 
   // player_members.cpp
   void agree(const Step& step);
@@ -104,6 +128,8 @@ class Player {
   void grow(const Step& step);
   // The highest value of all, over all who are there (ranks in *live). retried: somebody was told news.
   bool sync(uint32_t number, uint64_t* value, uint64_t* live = nullptr, bool* retried = nullptr);
+  bool sync_hosts(uint32_t number);
+  Said highest_of_all(Comm* comm, uint64_t value, uint64_t* highest);
   bool add_comm(uint32_t number, mep_comm_t handle);
   void attach_all(bool is_new);
 
@@ -129,6 +155,7 @@ class Player {
   bool joined_ = false;
   bool left_ = false;  // by the program
   std::unique_ptr<EpPlayer> ep_;
+  std::shared_ptr<Device> device_;  // null: on hosts
   std::map<mep_comm_t, std::pair<uint8_t*, size_t>> memory_;
 };
 

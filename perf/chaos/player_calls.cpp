@@ -9,12 +9,13 @@
 
 namespace mep::programs {
 
-struct PendingCall {
+struct Player::PendingCall {
   const Call* call = nullptr;
-  const void* comm = nullptr;
+  void* comm = nullptr;  // of the player
   uint32_t part = 0;
   std::unique_ptr<CallBuffers> buffers;
   mep_request_t request = nullptr;
+  Said said;  // when it has ended
 };
 
 namespace {
@@ -28,6 +29,22 @@ OperationCall call_of(const Call& call, const CallBuffers& buffers) {
   made.counts = buffers.counts(facts.gives_each_a_block());
   made.recv_counts = buffers.counts(false);
   return made;
+}
+
+// Those of the comm's view.
+uint64_t live_ranks(mep_comm_t comm, uint64_t* epoch) {
+  uint64_t incarnations[kMaxSlots] = {};
+  mep_view_t view;
+  mep_view_defaults(&view);
+  view.capacity = kMaxSlots;
+  view.incarnations = incarnations;
+  if (mep_comm_view(comm, &view) != MEP_SUCCESS) return 0;
+  *epoch = view.epoch;
+  uint64_t live = 0;
+  for (int32_t rank = 0; rank < view.size; ++rank) {
+    if (incarnations[rank] != 0) live |= uint64_t{1} << rank;
+  }
+  return live;
 }
 
 }  // namespace
@@ -59,6 +76,11 @@ uint8_t* Player::source_memory(const Comm& comm, size_t bytes) {
 void Player::call(const Call& call, uint32_t part) {
   const auto found = comms_.find(call.comm);
   if (found == comms_.end() || over_) return;
+  if (device_ != nullptr) {
+    std::vector<PendingCall> pending;
+    start_call(call, part, &pending);
+    return finish_batch(pending, true);
+  }
   const Comm& comm = found->second;
   CallBuffers buffers(program_, step_, part, call, comm.members,
                       source_memory(comm, CallBuffers::sent_bytes(call, comm.members)));
@@ -85,6 +107,64 @@ void Player::end_call(const Call& call, uint32_t part, const CallBuffers& buffer
   if (!what.empty()) wrong(What::kCall, part, call.comm, what);
 }
 
+void Player::start_call(const Call& call, uint32_t part, std::vector<PendingCall>* pending) {
+  Comm& comm = comms_[call.comm];
+  PendingCall entry;
+  entry.call = &call;
+  entry.comm = &comm;
+  entry.part = part;
+  entry.buffers = std::make_unique<CallBuffers>(program_, step_, part, call, comm.members, nullptr);
+  tamper(entry.buffers.get());
+  if (device_ != nullptr) entry.buffers->put_on(device_.get());
+  pause(program_.steps[step_].pause_percent / 4);
+  begin(What::kCall, part, call.comm);
+  Said said;
+  said.result = start_collective(call.kind, call_of(call, *entry.buffers), comm.handle,
+                                 device_ != nullptr ? device_->stream() : nullptr, &entry.request);
+  if (said.result == MEP_SUCCESS) return pending->push_back(std::move(entry));
+  end_call(call, part, *entry.buffers, comm, said);
+}
+
+Player::Said Player::wait_for(mep_request_t* request) {
+  Said said;
+  mep_op_info_defaults(&said.info);
+  said.info.failed = &said.failed;
+  said.info.failed_words = 1;
+  said.result = mep_request_wait(request, UINT32_MAX, &said.info);
+  said.has_info = true;
+  return said;
+}
+
+void Player::check_async(uint32_t number, const std::vector<mep_result_t>& failures) {
+  const mep_result_t told = mep_comm_async_result(comms_[number].handle);
+  const bool is_right = failures.empty() ? told == MEP_SUCCESS
+                                         : std::count(failures.begin(), failures.end(), told) != 0;
+  if (is_right) return;
+  wrong(What::kCall, 0, number,
+        std::string("mep_comm_async_result: ") + mep_result_string(told) + ", of " +
+            std::to_string(failures.size()) + " failures");
+}
+
+// Operations are told of here in the order of their calls.
+void Player::add_contributors(Comm* comm, Said* said) {
+  const uint64_t ended_in = said->info.epoch;
+  if (said->result == MEP_ERR_PEER_FAILED || said->result == MEP_ERR_PEER_LEFT) {
+    comm->told[ended_in] |= said->failed;
+  }
+  if (said->result != MEP_SUCCESS) return;
+  uint64_t epoch = 0;
+  const uint64_t live = live_ranks(comm->handle, &epoch);
+  comm->present.emplace(epoch, live);
+  // The view may have gone on; then those of the epoch are those before it without those that were told of.
+  const auto after = comm->present.upper_bound(ended_in);
+  if (after == comm->present.begin()) return;
+  const auto& [known, ranks] = *std::prev(after);
+  said->contributors = ranks;
+  for (const auto& [when, failed] : comm->told) {
+    if (when >= known && when < ended_in) said->contributors &= ~failed;
+  }
+}
+
 void Player::batch(const Step& step, bool aborts) {
   std::vector<PendingCall> pending;
   bool one_comm = true;
@@ -92,25 +172,8 @@ void Player::batch(const Step& step, bool aborts) {
     const Call& call = step.calls[part];
     const auto found = comms_.find(call.comm);
     if (found == comms_.end() || over_) continue;
-    Comm& comm = found->second;
-    PendingCall entry;
-    entry.call = &call;
-    entry.comm = &comm;
-    entry.part = part;
-    entry.buffers =
-        std::make_unique<CallBuffers>(program_, step_, part, call, comm.members, nullptr);
-    tamper(entry.buffers.get());
-    pause(step.pause_percent / 4);
-    begin(What::kCall, part, call.comm);
-    Said said;
-    said.result = start_collective(call.kind, call_of(call, *entry.buffers), comm.handle, nullptr,
-                                   &entry.request);
-    if (said.result != MEP_SUCCESS) {
-      end_call(call, part, *entry.buffers, comm, said);
-      continue;
-    }
     one_comm = one_comm && call.comm == step.calls[0].comm;
-    pending.push_back(std::move(entry));
+    start_call(call, part, &pending);
   }
   if (aborts) {
     begin(What::kAbort, 0, world_);
@@ -126,6 +189,7 @@ void Player::batch(const Step& step, bool aborts) {
 
 // Progress is made in calls on the same comm alone: with several, none is waited for alone.
 void Player::finish_batch(std::vector<PendingCall>& pending, bool one_comm) {
+  std::vector<PendingCall> ended;
   while (!pending.empty()) {
     for (size_t i = 0; i < pending.size();) {
       PendingCall& entry = pending[i];
@@ -148,15 +212,33 @@ void Player::finish_batch(std::vector<PendingCall>& pending, bool one_comm) {
         continue;
       }
       said.has_info = true;
-      const Comm& comm = *static_cast<const Comm*>(entry.comm);
-      end_call(*entry.call, entry.part, *entry.buffers, comm, said);
+      const Comm& comm = *static_cast<Comm*>(entry.comm);
+      if (device_ == nullptr) end_call(*entry.call, entry.part, *entry.buffers, comm, said);
       if (entry.request != nullptr) {
         wrong(What::kCall, entry.part, entry.call->comm, "a finished request was not set NULL");
       }
+      entry.said = said;
+      ended.push_back(std::move(entry));
       pending.erase(pending.begin() + static_cast<std::ptrdiff_t>(i));
     }
     if (!pending.empty()) sched_yield();
   }
+  if (device_ != nullptr) end_on_stream(ended);
+}
+
+void Player::end_on_stream(std::vector<PendingCall>& ended) {
+  std::sort(ended.begin(), ended.end(),
+            [](const PendingCall& a, const PendingCall& b) { return a.part < b.part; });
+  std::map<uint32_t, std::vector<mep_result_t>> failures;  // by comm
+  for (PendingCall& entry : ended) {
+    Comm& comm = *static_cast<Comm*>(entry.comm);
+    entry.buffers->fetch();
+    add_contributors(&comm, &entry.said);
+    std::vector<mep_result_t>& of_comm = failures[entry.call->comm];
+    if (entry.said.result < 0) of_comm.push_back(entry.said.result);
+    end_call(*entry.call, entry.part, *entry.buffers, comm, entry.said);
+  }
+  for (const auto& [number, of_comm] : failures) check_async(number, of_comm);
 }
 
 }  // namespace mep::programs

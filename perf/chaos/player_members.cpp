@@ -37,6 +37,8 @@ bool Player::add_comm(uint32_t number, mep_comm_t handle) {
   mep_view_defaults(&view);
   view.capacity = kMaxSlots;
   view.slots = slots;
+  uint64_t incarnations[kMaxSlots] = {};
+  view.incarnations = incarnations;
   mep_result_t result = mep_comm_size(handle, &size);
   if (result == MEP_SUCCESS) result = mep_comm_rank(handle, &rank);
   if (result == MEP_SUCCESS) result = mep_comm_view(handle, &view);
@@ -44,7 +46,10 @@ bool Player::add_comm(uint32_t number, mep_comm_t handle) {
     wrong(What::kInit, 0, number, "size, rank or view of a new comm");
     return false;
   }
-  for (int32_t i = 0; i < size; ++i) comm.members.slots.push_back(static_cast<uint32_t>(slots[i]));
+  for (int32_t i = 0; i < size; ++i) {
+    comm.members.slots.push_back(static_cast<uint32_t>(slots[i]));
+    if (incarnations[i] != 0) comm.present[view.epoch] |= uint64_t{1} << i;
+  }
   comm.members.rank = static_cast<uint32_t>(rank);
   if (comm.members.slots[comm.members.rank] != part_.slot) {
     wrong(What::kInit, 0, number, "the own slot in a new comm");
@@ -239,21 +244,51 @@ void Player::grow(const Step& step) {
   if (program_.kills()) ep_->renew_all(step_);
 }
 
+// On GPUs calls on streams and those of the host report a change apart, and a joiner has no such call of either.
+bool Player::sync_hosts(uint32_t number) {
+  for (uint32_t attempt = 0; attempt < kSyncAttempts; ++attempt) {
+    mep_comm_t none = nullptr;
+    if (mep_comm_split(comms_[number].handle, -1, 0, &none) == MEP_SUCCESS) return true;
+  }
+  wrong(What::kSync, 0, number, std::string("a split without colors: ") + mep_last_error());
+  over_ = true;
+  return false;
+}
+
+Player::Said Player::highest_of_all(Comm* comm, uint64_t value, uint64_t* highest) {
+  if (device_ == nullptr) {
+    return ask(comm->handle,
+               mep_allreduce(&value, highest, 1, MEP_UINT64, MEP_MAX, comm->handle, nullptr));
+  }
+  device_->recycle();
+  auto* const there = static_cast<uint64_t*>(device_->take(2 * sizeof value));
+  device_->upload(there, &value, sizeof value);
+  mep_request_t request = nullptr;
+  Said said;
+  said.result = mep_iallreduce(there, there + 1, 1, MEP_UINT64, MEP_MAX, comm->handle,
+                               device_->stream(), &request);
+  if (said.result != MEP_SUCCESS) return said;
+  said = wait_for(&request);
+  device_->download(highest, there + 1, sizeof value);
+  add_contributors(comm, &said);
+  (void)mep_comm_async_result(comm->handle);
+  return said;
+}
+
 // Members may be told of a failure that a joiner never saw: all repeat it until it succeeds.
 bool Player::sync(uint32_t number, uint64_t* value, uint64_t* live, bool* retried) {
-  const Comm& comm = comms_[number];
+  Comm& comm = comms_[number];
   for (uint32_t attempt = 0; attempt < kSyncAttempts && !over_; ++attempt) {
     uint64_t highest = 0;
     begin(What::kSync, attempt, number);
-    const mep_result_t result =
-        mep_allreduce(value, &highest, 1, MEP_UINT64, MEP_MAX, comm.handle, nullptr);
-    const Said said = ask(comm.handle, result);
+    const Said said = highest_of_all(&comm, *value, &highest);
+    const mep_result_t result = said.result;
     end(What::kSync, attempt, number, &comm, said, highest);
     if (retried != nullptr && result != MEP_SUCCESS) *retried = true;
     if (result != MEP_SUCCESS) continue;
     *value = highest;
     if (live != nullptr) *live = said.contributors;
-    return true;
+    return device_ == nullptr || sync_hosts(number);
   }
   if (!over_) wrong(What::kSync, 0, number, "no success in many attempts");
   over_ = true;

@@ -125,7 +125,8 @@ struct Program {
   uint32_t max_ranks = 2;
   std::vector<uint32_t> hosts;  // by slot
   std::string transports;
-  uint32_t flags = 0;  // MEP_COMM_*
+  uint32_t flags = 0;   // MEP_COMM_*
+  bool device = false;  // communicators are on GPUs
   bool dies_in_init = false;
   uint32_t suspect_ms = kSuspectMs;
   uint32_t patience =
@@ -135,6 +136,8 @@ struct Program {
   std::vector<EpShape> eps;
 
   uint32_t host_count() const;
+  // Memory of the GPU that a rank's buffers of one step take at most.
+  size_t device_bytes() const;
   uint32_t comm_count() const;
   // How often replacements of the slot were to be admitted before `step`.
   uint32_t generation(uint32_t slot, uint32_t step) const;
@@ -153,7 +156,9 @@ struct Limits {
   Mode mode = Mode::kAny;
   bool faults = true;
   bool ep = true;
-  std::string shape;  // of each program; empty: as it is drawn
+  bool device = false;
+  bool queues = false;  // to all peers, as MEP_CUDA_REACH says
+  std::string shape;    // of each program; empty: as it is drawn
   uint32_t patience = 1;
   uint32_t steps = UINT32_MAX;  // no more than the first so many, to narrow a finding down
 };

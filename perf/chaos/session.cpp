@@ -10,6 +10,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <barrier>
+#include <cstddef>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -344,6 +346,13 @@ std::vector<Life> run_threads(const Program& program, const Sabotage& sabotage,
   if (result != MEP_SUCCESS) {
     throw std::runtime_error(std::string("mep_comm_init_all: ") + mep_last_error());
   }
+  std::vector<std::shared_ptr<Device>> devices(program.ranks);
+  for (uint32_t slot = 0; slot < program.ranks && program.device; ++slot) {
+    devices[slot] = make_device(worlds[slot], program.device_bytes());
+  }
+  const auto quiet =
+      program.device ? std::make_shared<std::barrier<>>(static_cast<std::ptrdiff_t>(program.ranks))
+                     : nullptr;
   std::vector<std::thread> threads;
   for (uint32_t slot = 0; slot < program.ranks; ++slot) {
     threads.emplace_back([&, slot] {
@@ -352,6 +361,8 @@ std::vector<Life> run_threads(const Program& program, const Sabotage& sabotage,
       part.slot = slot;
       part.journal = (*journals)[slot]->get();
       part.world = worlds[slot];
+      part.device = devices[slot];
+      part.quiet = quiet;
       part.sabotage = sabotage;
       lives[slot].status = Player(part).play();
       lives[slot].ended = true;

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "formatted.hpp"
+#include "numbers.hpp"
 #include "program.hpp"
 #include "protocol/types.def"
 
@@ -143,6 +144,21 @@ uint32_t Program::host_count() const {
   uint32_t highest = 0;
   for (const uint32_t host : hosts) highest = host > highest ? host : highest;
   return highest + 1;
+}
+
+size_t Program::device_bytes() const {
+  constexpr size_t kSlack = size_t{1} << 20;
+  constexpr size_t kLargestMessage = 400'000;
+  size_t most = 0;
+  for (const Step& step : steps) {
+    size_t bytes = step.kind == StepKind::kMessages ? 2 * max_ranks * kLargestMessage : 0;
+    for (const Call& call : step.calls) {
+      if (!facts_of(call.kind).has_data()) continue;
+      bytes += 2 * max_ranks * call.count * element_bytes(call.dtype) + 4096;
+    }
+    most = std::max(most, bytes);
+  }
+  return most + kSlack;
 }
 
 uint32_t Program::world(uint32_t step) const {

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Random programs under faults, in each way that ranks reach each other:
-program_test.py PATH_OF_MEP_CHAOS MODE.. [--soak].
+program_test.py PATH_OF_MEP_CHAOS MODE.. [--device] [--soak].
 
 MODE is one of mep_chaos's, or MODE-SHAPE, or "oracle": ranks that lie must be found, and a director that is killed
-leaves nothing. A fixed slice of each; with MEP_TEST_SOAK=1 (--soak) 10000 programs a mode. MEP_TEST_SEED begins at
+leaves nothing. With --device communicators are on GPUs. A fixed slice of each; with MEP_TEST_SOAK=1 (--soak) 10000 programs a mode. MEP_TEST_SEED begins at
 another seed.
 """
 import concurrent.futures
@@ -19,6 +19,7 @@ import time
 SLICE = {"shm": 50, "tcp": 25, "mixed": 25, "put": 25, "threads": 40, "shm-joins": 16, "tcp-joins": 8,
          "shm-points": 8, "tcp-points": 4, "mixed-points": 4, "shm-last": 4, "mixed-last": 4, "shm-grown": 4,
          "tcp-grown": 4, "shm-cycles": 1}
+DEVICE_SLICE = {"shm": 6, "threads": 10}  # some 10 s
 SOAK = 10000
 # Programs without faults; the lie is told by rank 1 in a step in which it gives something.
 LIES = ("data", "skip", "verdict", "crash")
@@ -88,18 +89,21 @@ def nothing_outlives_the_director(program, folder):
     return 1
 
 
-def campaign(program, mode, soak):
+def campaign(program, mode, soak, device):
     """Whether something was wrong."""
     transport, _, shape = mode.partition("-")
     more = ["--shape", shape, "--jobs", "4"] if shape else []
+    more += ["--device"] if device else []
+    programs = SOAK if soak else (DEVICE_SLICE if device else SLICE)[mode]
     outcome = run(program, os.path.join(os.getcwd(), "program_findings"), "--mode", transport,
-                  "--seed", os.environ.get("MEP_TEST_SEED", "1"), "--programs", str(SOAK if soak else SLICE[mode]), *more)
+                  "--seed", os.environ.get("MEP_TEST_SEED", "1"), "--programs", str(programs), *more)
     print(outcome.stdout, flush=True)
     return outcome.returncode != 0
 
 
 def main():
-    arguments = [a for a in sys.argv[1:] if a != "--soak"]
+    arguments = [a for a in sys.argv[1:] if a not in ("--device", "--soak")]
+    device = "--device" in sys.argv
     soak = "--soak" in sys.argv or os.environ.get("MEP_TEST_SOAK") == "1"
     program, modes = arguments[0], arguments[1:]
     failed = 0
@@ -107,10 +111,10 @@ def main():
         with tempfile.TemporaryDirectory() as folder:
             failed += lies_are_found(program, folder) + nothing_outlives_the_director(program, folder)
         modes.remove("oracle")
-    failed += sum(campaign(program, mode, soak) for mode in modes if "-" not in mode)
+    failed += sum(campaign(program, mode, soak, device) for mode in modes if "-" not in mode)
     # Ranks that are stopped, and those that wait for them, take no time.
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        failed += sum(pool.map(lambda mode: campaign(program, mode, soak), [mode for mode in modes if "-" in mode]))
+        failed += sum(pool.map(lambda mode: campaign(program, mode, soak, device), [mode for mode in modes if "-" in mode]))
     return 1 if failed else 0
 
 
