@@ -25,9 +25,9 @@ constexpr uint64_t one_shot_limit(uint32_t ranks) {
 }
 
 // The longest message in packets, which are twice as long as it; and of more than two ranks what is not reduced, all
-// ranks together: more is sooner there without tags.
+// ranks together: more is sooner there without tags. Places of packets lie on 16 bytes.
 constexpr uint64_t packet_limit(uint32_t ranks) {
-  return ranks <= 2 ? 256u << 10 : std::min((1u << 20) / ranks, 128u << 10);
+  return ranks <= 2 ? 256u << 10 : std::min((1u << 20) / ranks / 16 * 16, 128u << 10);
 }
 constexpr uint64_t kShortExchangeBytes = 512u << 10;
 constexpr uint64_t kHostPackets = 4u << 10;  // of a message, windows on the host
