@@ -142,12 +142,16 @@ device::OpStatusPlace GpuComm::place_of(mep_op_status_t* status) const {
 }
 
 mep_result_t GpuComm::begin_proof() {
+  proof_ = records().lend();
+  return launch_barrier(proof_->status);
+}
+
+mep_result_t GpuComm::launch_barrier(mep_op_status_t* status) {
   const DeviceScope scope(device());
   MEP_TRY(scope.check());
   CollCall call{};
   call.kind = Collective::k_barrier;
-  proof_ = records().lend();
-  call.status = place_of(proof_->status);
+  call.status = place_of(status);
   // Launches as many blocks as the largest operation has: if these meet here, those of all operations fit.
   return device::launch_coll(call, state_, layout_, layout_.ctas, stream_->get());
 }
@@ -360,10 +364,9 @@ mep_result_t GpuComm::go_on_adopted(const GpuChannel::Adoption& adoption) {
   uint64_t seen = 0;
   for (uint32_t tries = 0; seen < adoption.admitted && tries <= 2 * device::kCollDecisions;
        ++tries) {
-    MEP_TRY(begin_proof());
+    MEP_TRY(launch_barrier(nullptr));
     MEP_TRY(copy_in_order(&seen, &state_->seen_installed, sizeof seen, stream_->get()));
     MEP_TRY(stream_->synchronize());
-    records().give_back(proof_);
   }
   channel_.forget_overtaken();
   return MEP_SUCCESS;

@@ -75,6 +75,7 @@ class GpuComm : public CudaBackend, public ViewParticipant {
   device::OpStatusPlace place_of(mep_op_status_t* status) const;
   mep_result_t launch_counted(const CollectiveArgs& args, device::CollCall* call, void* stream);
   void watch() override;
+  mep_result_t launch_barrier(mep_op_status_t* status);
   mep_result_t start();
   mep_result_t write_state(const device::CollDecision& begin, uint64_t timeout_ms,
                            uint64_t settle_ms, uint64_t installed);
