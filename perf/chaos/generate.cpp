@@ -311,8 +311,6 @@ void Generator::add_special(bool kills) {
     step.kind = StepKind::kRevoke;
   } else if (draw < 45) {
     step.kind = StepKind::kTimeout;
-  } else if (draw < 60 && limits_.device) {
-    return;  // a rank that learns of it by the clock alone is out of step with the others afterwards
   } else if (draw < 60) {
     step.kind = StepKind::kMismatch;
     step.calls.push_back(random_call(step.calls[0].comm));

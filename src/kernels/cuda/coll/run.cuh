@@ -494,10 +494,11 @@ struct CollLeader {
         state->live = last.live;
         state->seq = last.next - 1;
         state->step = 0;
-        if (result == MEP_SUCCESS) {
-          state->pending_report = last.result;
-          state->pending_gone = gone;
-        }
+        // Some rank has called operations up to there, which end alike on all.
+        state->pending_calls =
+            static_cast<uint32_t>(last.next - 1 > frame->seq ? last.next - 1 - frame->seq : 0);
+        state->pending_report = state->pending_calls != 0 ? last.result : 0;
+        state->pending_gone = gone;
       }
     }
     tell_failure(result);
@@ -512,7 +513,7 @@ struct CollLeader {
     state->ticket = 0;
     uint64_t gone = 0;
     if (state->ended == 0 && state->pending_report != 0) {
-      state->pending_report = 0;
+      if (--state->pending_calls == 0) state->pending_report = 0;
       gone = state->pending_gone;
     } else if (state->ended == 0) {
       gone = uint64_t{1} << call->root;

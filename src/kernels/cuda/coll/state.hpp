@@ -161,7 +161,7 @@ struct CollState {
   uint64_t live;
   uint64_t seen_word;
   uint64_t seen_installed;
-  int32_t pending_report;  // a view change that no operation has told yet
+  int32_t pending_report;  // a view change that the next pending_calls operations tell
   int32_t ended;           // the world has ended for this rank: what all operations answer
   uint64_t pending_gone;   // ranks that it names
   uint64_t failures;
@@ -175,7 +175,7 @@ struct CollState {
   uint8_t* windows[kMaxCollRanks];  // of all ranks, as mapped here
   // The running operation.
   uint32_t ticket;  // CTAs that are through
-  uint32_t reserved;
+  uint32_t pending_calls;
   uint64_t decision;  // seq << 2 | LeaderOrder
   uint64_t decided_live;
   uint64_t donor;  // rank that has completed it
