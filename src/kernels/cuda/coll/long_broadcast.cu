@@ -16,7 +16,9 @@ __device__ void broadcast_slices(CollState* state, const CollCall& call, CollFra
 
   const auto give = [&](const Team& team, const SlicedChunk& chunk) {
     if (!is_root || frame->members == 1) return;
-    for (uint32_t k = 0; k < slices.workers(); ++k) {
+    // CTAs begin with different workers, or the links to one would have to carry all.
+    for (uint32_t turn = 0; turn < slices.workers(); ++turn) {
+      const uint32_t k = (blockIdx.x + turn) % slices.workers();
       const SlicePart part = slices.part(chunk, k);
       uint8_t* to = state->windows[frame->member[slices.cursor_of(k)]] +
                     state->layout.slot(chunk.step, state->rank);

@@ -71,7 +71,7 @@ class CollSlices {
   // A long message has about so many chunks, so that giving and passing on overlap, but none so small that its
   // signals take longer than its bytes.
   static constexpr uint64_t kChunks = 4;
-  static constexpr uint64_t kLeastChunkBytes = 1u << 20;
+  static constexpr uint64_t kLeastChunkBytes = 2u << 20;
   static constexpr uint64_t kMostChunkBytes = 8u << 20;
 
   uint64_t bytes_;
