@@ -706,9 +706,8 @@ MEP_API mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests,
  * a report of a change: the next collective reports it all the same. mep_comm_last_op does not tell of messages;
  * mep_request_info and mep_request_wait do, with a number of their own.
  *
- * On a host communicator stream is NULL. On one whose GPUs map each other, or share pinned memory, mep_send, mep_recv
- * and mep_sendrecv are enqueued on stream and return; they can be captured in graphs, and mep_comm_async_result tells
- * of failures. There
+ * On a host communicator stream is NULL. On one with GPUs mep_send, mep_recv and mep_sendrecv are enqueued on stream and
+ * return; they can be captured in graphs, and mep_comm_async_result tells of failures. There
  *   - messages of one rank to another are taken in the order in which they were sent. A receive names its source;
  *     its tag and type must be those of the message that comes, else it ends with MEP_ERR_MISMATCH, and one that is
  *     too short with MEP_ERR_CAPACITY. That message is lost, and the next receive goes on;
@@ -716,11 +715,12 @@ MEP_API mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests,
  *   - a send ends when the receiver has made room for all of it. It needs no receive for at most four messages of one
  *     rank to another that have not been received, each of up to message_eager_bytes, 64 KB at least. Two ranks that exchange more use mep_sendrecv
  *     or a group, which is one operation: at most 96 messages of a communicator, on one stream, and none waits for
- *     another but those of one rank, one way;
+ *     another but those of one rank, one way. Where GPUs post to queues message_eager_bytes may be less, and messages and
+ *     collectives of a communicator are enqueued on one stream, or on several that events order;
  *   - calls with one rank, one way, are in one order: on one stream, or on several that events order;
  *   - one that has waited longer than the timeout ends with MEP_ERR_TIMEOUT, and then all further ones with that
- *     rank that way do, on both ranks. mep_comm_revoke does not end those that wait.
- * Where GPUs post to queues: MEP_ERR_UNSUPPORTED.
+ *     rank that way do, on both ranks, but for GPUs that post to queues. mep_comm_revoke does not end those that wait on
+ *     GPUs that map each other.
  * Errors of all: MEP_ERR_PEER_FAILED, MEP_ERR_PEER_LEFT, MEP_ERR_TIMEOUT, MEP_ERR_NO_QUORUM, MEP_ERR_EVICTED,
  * MEP_ERR_REVOKED, MEP_ERR_ABORTED, MEP_ERR_NO_MEMORY, MEP_ERR_THREAD (another thread is inside a call on this
  * comm).
@@ -878,7 +878,7 @@ MEP_API mep_result_t mep_comm_agree(mep_comm_t comm, uint64_t flag, uint64_t* re
  * *admitted: how many came. Every rank gives the same ranks and count. Failures do not prevent success: the next
  * collective on world reports those that it went over. Errors: MEP_ERR_TIMEOUT (not all came; those ready did; at once if a
  * replacement had connected and ended), MEP_ERR_INVALID_ARGUMENT (no rank of it; the world has grown
- * beyond this comm), MEP_ERR_UNSUPPORTED (GPUs that post to queues). Graphs that were captured before go on with the
+ * beyond this comm). Graphs that were captured before go on with the
  * replacement. A communicator made from the world meets it at its next call, streams idle; a rank is replaced on GPUs when
  * its process has ended, not when it was only evicted. 0.1; on GPUs 0.2 */
 MEP_API mep_result_t mep_recover_ranks(mep_comm_t world, const int32_t* ranks, int32_t count,

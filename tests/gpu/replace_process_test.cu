@@ -99,13 +99,6 @@ struct Sums {
   }
 };
 
-bool has_messages(mep_comm_t comm) {
-  mep_comm_info_t info;
-  mep_comm_info_defaults(&info);
-  need(mep_comm_query(comm, &info), "mep_comm_query");
-  return info.max_group_messages != 0;
-}
-
 // A number from every rank, and one for every pair.
 void exchange(mep_comm_t comm, uint32_t rank, uint32_t ranks, cudaStream_t stream) {
   uint32_t *given = nullptr, *got = nullptr;
@@ -116,13 +109,9 @@ void exchange(mep_comm_t comm, uint32_t rank, uint32_t ranks, cudaStream_t strea
   need(mep_alltoall(given, got + ranks, 1, MEP_UINT32, comm, stream), "mep_alltoall");
   const uint32_t after = (rank + 1) % ranks;
   const uint32_t before = (rank + ranks - 1) % ranks;
-  if (has_messages(comm)) {
-    need(mep_sendrecv(given + after, 1, static_cast<int32_t>(after), 2, got + 2 * ranks, 1,
-                      static_cast<int32_t>(before), 2, MEP_UINT32, comm, nullptr, stream),
-         "mep_sendrecv");
-  } else {
-    got[2 * ranks] = before * 100 + rank;
-  }
+  need(mep_sendrecv(given + after, 1, static_cast<int32_t>(after), 2, got + 2 * ranks, 1,
+                    static_cast<int32_t>(before), 2, MEP_UINT32, comm, nullptr, stream),
+       "mep_sendrecv");
   cuda(cudaStreamSynchronize(stream));
   for (uint32_t other = 0; other < ranks; ++other) {
     GPU_CHECK(got[other] == other * 100 && got[ranks + other] == other * 100 + rank,

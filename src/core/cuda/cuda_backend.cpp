@@ -89,4 +89,24 @@ mep_result_t CudaBackend::check_collective(Collective kind, const CollectiveArgs
   return check_pointer(device(), args.receive, "recvbuf");
 }
 
+mep_result_t CudaBackend::check_group(std::span<const StreamMessage> messages,
+                                      uint32_t most) const {
+  if (messages.size() > most) {
+    return fail(MEP_ERR_UNSUPPORTED,
+                "%zu messages in a group of comm %s; on a GPU it has at most %u", messages.size(),
+                comm_.name().c_str(), most);
+  }
+  const std::shared_ptr<const CommView> view = comm_.latest_view();
+  for (const StreamMessage& each : messages) {
+    // A message that has come whole from a rank that is gone can still be received.
+    if (each.is_send && !view->is_live(each.peer)) {
+      return fail(MEP_ERR_PEER_FAILED, "rank %u is not in comm %s any more", each.peer,
+                  comm_.name().c_str());
+    }
+    const void* const memory = each.is_send ? each.from : each.to;
+    if (each.bytes != 0) MEP_TRY(check_pointer(device(), memory, "the buffer"));
+  }
+  return MEP_SUCCESS;
+}
+
 }  // namespace mep

@@ -46,6 +46,9 @@ class CudaBackend : public GpuBackend {
   // Before a collective; with counts the caller looks at the buffers.
   [[nodiscard]] mep_result_t check_collective(Collective kind, const CollectiveArgs& args,
                                               const void* stream) const;
+  // Before a group of messages.
+  [[nodiscard]] mep_result_t check_group(std::span<const StreamMessage> messages,
+                                         uint32_t most) const;
 
  private:
   std::shared_ptr<PinnedMemory> record_memory_;

@@ -239,21 +239,10 @@ mep_result_t GpuComm::enqueue_messages(std::span<const StreamMessage> messages, 
   MEP_TRY(scope.check());
   MEP_TRY(meet_view());
   MEP_TRY(check_call(stream));
-  if (messages.size() > device::kMostMessages) {
-    return fail(MEP_ERR_UNSUPPORTED,
-                "%zu messages in a group of comm %s; on a GPU it has at most %u", messages.size(),
-                comm_.name().c_str(), device::kMostMessages);
-  }
-  const std::shared_ptr<const CommView> view = comm_.latest_view();
+  MEP_TRY(check_group(messages, device::kMostMessages));
   std::vector<device::Message> checked;
   for (const StreamMessage& each : messages) {
-    // A message that has come whole from a rank that is gone can still be received.
-    if (each.is_send && !view->is_live(each.peer)) {
-      return fail(MEP_ERR_PEER_FAILED, "rank %u is not in comm %s any more", each.peer,
-                  comm_.name().c_str());
-    }
     void* const memory = each.is_send ? const_cast<void*>(each.from) : each.to;
-    if (each.bytes != 0) MEP_TRY(check_pointer(device(), memory, "the buffer"));
     checked.push_back({memory, each.bytes, each.tag, static_cast<uint16_t>(each.peer),
                        static_cast<uint8_t>(each.is_send ? 1 : 0),
                        static_cast<uint8_t>(each.dtype)});

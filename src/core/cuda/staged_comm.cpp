@@ -86,11 +86,15 @@ mep_result_t StagedComm::open_memory() {
 
 mep_result_t StagedComm::connect(const Deadline& deadline) {
   MEP_TRY(stream_comm_->finish(deadline));
+  const auto tell = [this](mep_result_t told) { server_.note_failure(told); };
+  messages_ = std::make_unique<StagedMessages>(
+      *stream_comm_, static_cast<std::byte*>(staging_->data()), kStagingBytes, tell);
   MEP_TRY(server_.open(channel_.mailbox(), "comm " + comm_.name(),
-                       [this](const StageRequest& request, device::StageAnswer* answer) {
-                         return serve_staged_collective(
-                             *stream_comm_, request, answer,
-                             [this](mep_result_t told) { server_.note_failure(told); });
+                       [this, tell](const StageRequest& request, device::StageAnswer* answer) {
+                         if (request.step != device::StageStep::kCollective) {
+                           return messages_->serve(request.step, channel_.mailbox(), answer);
+                         }
+                         return serve_staged_collective(*stream_comm_, request, answer, tell);
                        }));
   set_timeout_ms(comm_.timeout_ms());
   return MEP_SUCCESS;
@@ -180,6 +184,24 @@ mep_result_t StagedComm::carry_out(Collective kind, const CollectiveArgs& args, 
     MEP_TRY(enqueue_part(kind, args, plan, begin, std::min(most, args.count - begin), stream));
   }
   return MEP_SUCCESS;
+}
+
+mep_result_t StagedComm::enqueue_messages(std::span<const StreamMessage> messages, void* stream) {
+  const DeviceScope scope(device_);
+  MEP_TRY(scope.check());
+  MEP_TRY(check_call(stream));
+  MEP_TRY(check_group(messages, device::kStageMessages));
+  device::StageGroup group{};
+  for (const StreamMessage& each : messages) {
+    const void* const memory = each.is_send ? each.from : each.to;
+    group.of[group.count++] = {std::bit_cast<uint64_t>(memory),
+                               each.bytes,
+                               each.tag,
+                               static_cast<uint16_t>(each.peer),
+                               static_cast<uint8_t>(each.is_send ? 1 : 0),
+                               static_cast<uint8_t>(each.dtype)};
+  }
+  return check_cuda(device::stage_messages(channel_.kernels(), group, stream), "messages");
 }
 
 }  // namespace mep

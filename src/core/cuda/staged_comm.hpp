@@ -20,6 +20,7 @@
 #include "core/cuda/cuda_backend.hpp"
 #include "core/staged/stage_plan.hpp"
 #include "core/staged/stage_server.hpp"
+#include "core/staged/staged_messages.hpp"
 #include "kernels/cuda/coll/stage_kernels.hpp"
 #include "transport/cuda/device_memory.hpp"
 #include "transport/gpu_queue/soft_nic.hpp"
@@ -57,6 +58,10 @@ class StagedComm : public CudaBackend, public ViewParticipant {
   mep_result_t connect(const Deadline& deadline) override;
   mep_result_t begin_proof() override;
   mep_result_t end_proof() override;
+  BackendLimits limits() const override {
+    return {StagedMessages::eager_bytes(comm_), device::kStageMessages, 0};
+  }
+  mep_result_t enqueue_messages(std::span<const StreamMessage> messages, void* stream) override;
   mep_result_t take_failure() override { return server_.take_failure(); }
   bool busy() const override { return server_.busy(); }
   void set_timeout_ms(uint32_t ms) override;
@@ -87,6 +92,7 @@ class StagedComm : public CudaBackend, public ViewParticipant {
   const std::string name_;
   const std::vector<uint64_t> groups_;
   const std::vector<bool> mapped_;
+  std::unique_ptr<StagedMessages> messages_;  // what stream_comm_ has under way is in it
   std::unique_ptr<Comm> stream_comm_;
   StagedChannel channel_;
   std::unique_ptr<DeviceStream> stream_;

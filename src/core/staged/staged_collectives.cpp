@@ -1,6 +1,8 @@
 #include "core/staged/staged_collectives.hpp"
 
+#include <algorithm>
 #include <bit>
+#include <vector>
 
 #include "base/status.hpp"
 
@@ -17,11 +19,18 @@ void tell_status(const Comm& comm, uint64_t seen, mep_result_t result, device::O
   refused.fill_status(&status->head, sizeof *status);
 }
 
-// The call took no operation but only told of a rank that was lost before: see OperationRecord::is_report.
+// The call took no operation but only told of a rank that was lost before: see OperationRecord::is_report. Since then
+// others were let in, whose first call is this one.
 bool only_tells(const Comm& comm, uint64_t seen, mep_result_t result) {
   const OperationRecord& last = comm.collectives().record();
-  return (result == MEP_ERR_PEER_FAILED || result == MEP_ERR_PEER_LEFT) && last.seq != seen &&
-         last.is_report;
+  if ((result != MEP_ERR_PEER_FAILED && result != MEP_ERR_PEER_LEFT) || last.seq == seen ||
+      !last.is_report) {
+    return false;
+  }
+  const auto latest = comm.latest_view();
+  const std::vector<uint64_t>& known = comm.adopted().incarnations;
+  return std::any_of(latest->live.begin(), latest->live.end(),
+                     [&](uint32_t rank) { return latest->incarnations[rank] != known[rank]; });
 }
 
 }  // namespace
@@ -46,8 +55,7 @@ mep_result_t serve_staged_collective(Comm& comm, const device::StageRequest& req
   (void)comm.enter_call();
   uint64_t seen = comm.collectives().record().seq;
   mep_result_t result = comm.run(kind, args);
-  // Then the operation is the first of the new view, as where GPUs map each other: replacements call no other. Not where
-  // parts of it ran in the old view.
+  // Not where parts of it ran in the old view.
   while (request.continues == 0 && only_tells(comm, seen, result)) {
     tell(result);
     seen = comm.collectives().record().seq;

@@ -8,7 +8,8 @@
 
 namespace mep {
 
-// tell: a rank was lost before anybody had called the operation, which goes on without it. The text is the last error.
+// tell: a rank was lost before anybody had called the operation and has been replaced since, so that the operation goes
+// on. The text is the last error.
 [[nodiscard]] mep_result_t serve_staged_collective(Comm& comm, const device::StageRequest& request,
                                                    device::StageAnswer* answer,
                                                    const std::function<void(mep_result_t)>& tell);

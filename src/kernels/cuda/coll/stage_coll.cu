@@ -1,11 +1,12 @@
 // Staged collectives: small ones are one CTA that copies, asks the host and copies; others three kernels, of
-// which the one that waits is a single thread.
+// which the one that waits is a single thread. Groups of messages are one CTA.
 #include "kernels/cuda/coll/stage_device.cuh"
 
 namespace mep::device {
 namespace {
 
 constexpr uint64_t kSmallBytes = 32u << 10;
+constexpr uint32_t kGroupThreads = 1024;
 
 __global__ void __launch_bounds__(kStageThreads)
     whole_kernel(StageChannel channel, StageRequest request, StageCopies inputs,
@@ -41,6 +42,46 @@ __global__ void status_kernel(const StageState* state, OpStatusPlace status) {
   tell_status(status, state->answer);
 }
 
+__device__ uint32_t unit_of(const StagePart& part) {
+  const uint64_t bits = part.from | part.to | part.bytes;
+  return bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 1;
+}
+
+__global__ void __launch_bounds__(kGroupThreads)
+    group_kernel(StageChannel channel, const __grid_constant__ StageGroup group) {
+  __shared__ uint64_t parts;
+  const auto* words = reinterpret_cast<const uint64_t*>(&group);
+  const uint64_t used = 1 + group.count * sizeof(StageMessage) / sizeof(uint64_t);
+  for (uint64_t i = threadIdx.x; i < used; i += kGroupThreads) {
+    store_word(reinterpret_cast<uint64_t*>(&channel.mailbox->group) + i, words[i]);
+  }
+  StageRequest request{};
+  request.step = StageStep::kGroupBegins;
+  do {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      exchange_with_host(channel, request);
+      const StageAnswer& answer = channel.state->answer;
+      parts = answer.result == MEP_SUCCESS ? answer.parts : 0;
+    }
+    __syncthreads();
+    for (uint64_t i = 0; i < parts; ++i) {
+      StagePart part;
+      copy_words(&part, &channel.mailbox->parts[i], sizeof part);
+      const StageCopy copy{reinterpret_cast<const std::byte*>(part.from),
+                           reinterpret_cast<std::byte*>(part.to),
+                           1,
+                           part.bytes,
+                           0,
+                           0,
+                           unit_of(part),
+                           0};
+      copy_one(copy, channel.state, threadIdx.x, kGroupThreads);
+    }
+    request.step = StageStep::kGroupGoesOn;
+  } while (parts != 0);
+}
+
 // Sets the units; the bytes of all.
 uint64_t prepare(StageCopies* copies) {
   uint64_t bytes = 0;
@@ -63,11 +104,18 @@ int load_stage_kernels() {
        {reinterpret_cast<const void*>(whole_kernel), reinterpret_cast<const void*>(input_kernel),
         reinterpret_cast<const void*>(output_kernel),
         reinterpret_cast<const void*>(exchange_kernel),
-        reinterpret_cast<const void*>(status_kernel)}) {
+        reinterpret_cast<const void*>(status_kernel),
+        reinterpret_cast<const void*>(group_kernel)}) {
     const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
+}
+
+int stage_messages(const StageChannel& channel, const StageGroup& group, void* stream) {
+  launch_kernel(group_kernel, 1, kGroupThreads, 0, static_cast<cudaStream_t>(stream), channel,
+                group);
+  return cudaGetLastError();
 }
 
 int stage_collective(const StageChannel& channel, const StageRequest& request,

@@ -41,18 +41,20 @@ __device__ inline void copy_units(const StageCopy& copy, const StageState* state
   }
 }
 
+__device__ inline void copy_one(const StageCopy& copy, const StageState* state, uint64_t thread,
+                                uint64_t threads) {
+  if (copy.unit == 16) {
+    copy_units<uint4>(copy, state, thread, threads);
+  } else if (copy.unit == 4) {
+    copy_units<uint32_t>(copy, state, thread, threads);
+  } else {
+    copy_units<uint8_t>(copy, state, thread, threads);
+  }
+}
+
 __device__ inline void copy_all(const StageCopies& copies, const StageState* state, uint64_t thread,
                                 uint64_t threads) {
-  for (uint32_t i = 0; i < copies.count; ++i) {
-    const StageCopy& copy = copies.of[i];
-    if (copy.unit == 16) {
-      copy_units<uint4>(copy, state, thread, threads);
-    } else if (copy.unit == 4) {
-      copy_units<uint32_t>(copy, state, thread, threads);
-    } else {
-      copy_units<uint8_t>(copy, state, thread, threads);
-    }
-  }
+  for (uint32_t i = 0; i < copies.count; ++i) copy_one(copies.of[i], state, thread, threads);
 }
 
 // --- The exchange -----------------------------------------------------------------------------------

@@ -48,6 +48,9 @@ struct StageCopies {
   }
 };
 
+// All messages of the group, to their ends.
+int stage_messages(const StageChannel& channel, const StageGroup& group, void* stream);
+
 // Inputs, the request, and, if it succeeded, outputs; and how it ended, to `status`.
 int stage_collective(const StageChannel& channel, const StageRequest& request,
                      const StageCopies& inputs, const StageCopies& outputs,

@@ -14,6 +14,10 @@
 //   4. The thread sees n and keeps the answer in StageState; kernels copy the outputs to the caller.
 // Each of the two words is a release to whoever reads it with acquire, at system scope.
 //
+// A group of messages is a kernel that exchanges several times: in `group` it says what is sent and received; each
+// answer has `parts` that it copies between the caller's memory and the staging before it asks again, and one without
+// parts is the last.
+//
 // Every wait ends: the host's operation has its deadlines. Should no answer come for `bound_ns`, the
 // thread stores n to `left` and `ended` in StageState: no kernel of the channel posts or copies from then
 // on, since the host may still use the staging. `closed` not 0: nobody answers any more; waiting
@@ -42,8 +46,37 @@ struct StageCollective {
   Collective kind;
 };
 
+struct StageMessage {
+  uint64_t at;     // the caller's memory
+  uint64_t bytes;  // of a receive: at most
+  int32_t tag;     // of a receive perhaps MEP_ANY_TAG
+  uint16_t peer;
+  uint8_t is_send;
+  uint8_t dtype;
+};
+constexpr uint32_t kStageMessages = 96;
+struct StageGroup {
+  uint64_t count;
+  StageMessage of[kStageMessages];
+};
+
+// Bytes that a group's kernel copies.
+struct StagePart {
+  uint64_t from;
+  uint64_t to;
+  uint64_t bytes;
+};
+constexpr uint32_t kStageParts = 32;
+
+enum class StageStep : uint64_t {
+  kCollective,
+  kGroupBegins,  // StageMailbox::group
+  kGroupGoesOn,  // the parts of the last answer are copied
+};
+
 // As a graph captures it.
 struct StageRequest {
+  StageStep step;
   uint64_t continues;  // the operation whose last part this follows: not posted if that failed
   StageCollective collective;
 };
@@ -51,6 +84,7 @@ struct StageRequest {
 struct StageAnswer {
   mep_result_t result;
   uint32_t delivers;               // outputs lie in the staging
+  uint64_t parts;                  // of StageMailbox::parts
   uint64_t live[kStageRankWords];  // ranks that contributed
   OpStatus status;                 // how it ended
 };
@@ -60,11 +94,13 @@ struct StageMailbox {
   alignas(64) uint64_t posted;
   uint64_t left;
   StageRequest request;
+  StageGroup group;
   // The host's half.
   alignas(64) uint64_t answered;
   uint64_t closed;
   uint64_t bound_ns;
   StageAnswer answer;
+  StagePart parts[kStageParts];
 };
 
 struct StageState {
@@ -75,5 +111,6 @@ struct StageState {
 };
 
 static_assert(sizeof(StageRequest) % 8 == 0 && sizeof(StageAnswer) % 8 == 0);
+static_assert(sizeof(StageGroup) % 8 == 0 && sizeof(StageMessage) == 24);
 
 }  // namespace mep::device
