@@ -460,7 +460,7 @@ MEP_API mep_result_t mep_comm_stats(mep_comm_t comm, mep_comm_stats_t* stats);
  * mep_comm_last_op tells whether the input is intact.
  * These are replicated operations: one succeeds on all ranks or on none, and what a rank's result is made
  * of anybody can give to a rank that lacks it. (Dispatch, combine and messages are personal operations: what
- * one rank gets nobody else has.) Not built: forms with counts where GPUs post to queues: MEP_ERR_UNSUPPORTED.
+ * one rank gets nobody else has.)
  *
  * Which calls report a failure. The calls of a communicator are counted on every rank, from 1; a call refused
  * for its arguments does not count. When members fail or leave, or a timeout or mep_comm_revoke is settled, the

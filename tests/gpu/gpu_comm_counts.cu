@@ -207,13 +207,6 @@ void lengths_differ(const std::vector<Rank>& ranks, bool all_expect, uint64_t se
 
 void counts(uint32_t count, uint64_t seed) {
   std::vector<Rank> ranks = open_ranks(count, 20'000);
-  const Shape first = draw_shape(Counted::kAlltoallv, count, 0, seed);
-  for (uint32_t rank = 0; rank < count; ++rank) {
-    const mep_result_t result = call(first, ranks[rank], {}, rank, 0);
-    GPU_CHECK(result == (has_counts() ? MEP_SUCCESS : MEP_ERR_UNSUPPORTED), "with counts: %s",
-              mep_last_error());
-  }
-  if (!has_counts()) return close_ranks(&ranks);
   for (const Counted kind : {Counted::kAllgatherv, Counted::kGatherv, Counted::kScatterv,
                              Counted::kReduceScatterv, Counted::kAlltoallv}) {
     uint64_t drawn = seed + static_cast<uint64_t>(kind) * 100;

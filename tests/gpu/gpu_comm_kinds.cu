@@ -9,7 +9,7 @@ void kinds(uint32_t count) {
   std::vector<Rank> ranks = open_ranks(count, 20'000);
   const uint32_t root = count - 1;
   each_kind(ranks, count, "eager");
-  for (const Kind kind : kinds_here()) {
+  for (const Kind kind : kKinds) {
     std::vector<cudaGraphExec_t> graphs;
     for (uint32_t i = 0; i < count; ++i) {
       graphs.push_back(capture(ranks[i], [&] {

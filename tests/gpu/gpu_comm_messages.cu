@@ -261,7 +261,7 @@ void lost_messages(bool aborts, uint64_t seed) {
   cuda(cudaStreamSynchronize(ranks[0].stream));
   expect_result(ranks[0], lost, "the next that does not come");
   // By queues a short message has left the sender before anybody receives it, and is the next that comes.
-  if (!aborts && has_counts()) {
+  if (!aborts && has_windows()) {
     need(send(ranks[2], placed[2]), "mep_send");
     cuda(cudaStreamSynchronize(ranks[2].stream));
     expect_result(ranks[2], MEP_ERR_TIMEOUT, "a send to a rank that gave up");
@@ -270,7 +270,7 @@ void lost_messages(bool aborts, uint64_t seed) {
   need(receive(ranks[1], placed[0], false), "mep_recv");
   synchronize_all();
   expect_mail({placed[0]}, "afterwards");
-  if (!aborts && has_counts()) fills_the_room(ranks[1], memory[1].base);
+  if (!aborts && has_windows()) fills_the_room(ranks[1], memory[1].base);
   close_ranks(&ranks);
   free_memory(&memory);
   std::printf("  3 ranks: messages beside a rank that %s\n", aborts ? "aborts" : "is late");

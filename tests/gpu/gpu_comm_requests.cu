@@ -35,7 +35,7 @@ void expect_success(const Rank& rank, mep_request_t* request, uint64_t* before, 
   const mep_result_t result = mep_request_wait(request, MEP_FOREVER, &told.info);
   GPU_CHECK(result == MEP_SUCCESS && *request == nullptr && told.info.result == MEP_SUCCESS &&
                 told.failed == 0 && told.info.epoch == epoch &&
-                (*before == 0 || told.info.seq == *before + 1),
+                (*before == 0 || !has_windows() || told.info.seq == *before + 1),
             "%s: %s, epoch %llu of %llu, operation %llu after %llu", where,
             mep_result_string(result), static_cast<unsigned long long>(told.info.epoch),
             static_cast<unsigned long long>(epoch), static_cast<unsigned long long>(told.info.seq),
@@ -64,7 +64,7 @@ void each_ends_with_its_operation(const std::vector<Rank>& ranks) {
   const auto count = static_cast<uint32_t>(ranks.size());
   std::vector<uint64_t> before(count, 0);
   std::vector<mep_request_t> requests(count, nullptr);
-  for (const Kind kind : kinds_here()) {
+  for (const Kind kind : kKinds) {
     poison(ranks);
     need(enqueue_kind(ranks[0], kind, 0, 0, &requests[0]), name_of(kind));
     int32_t done = 1;

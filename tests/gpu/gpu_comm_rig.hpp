@@ -73,22 +73,17 @@ inline void expect_sum(const Rank& rank, uint64_t members, const char* where) {
 
 // The kinds in which ranks get different things.
 enum class Kind { kReduce, kGather, kScatter, kReduceScatter, kAlltoall, kAlltoallv };
+constexpr Kind kKinds[] = {Kind::kReduce,        Kind::kGather,   Kind::kScatter,
+                           Kind::kReduceScatter, Kind::kAlltoall, Kind::kAlltoallv};
 constexpr const char* kNames[] = {"reduce",         "gather",   "scatter",
                                   "reduce_scatter", "alltoall", "alltoallv"};
 
-// Collectives with counts are refused where GPUs post to queues.
-inline bool has_counts() {
+// Whether GPUs reach each other by windows, not by queues.
+inline bool has_windows() {
   const char* reach = std::getenv("MEP_CUDA_REACH");
   return reach == nullptr ||
          (std::strcmp(reach, "queues") != 0 && std::strcmp(reach, "mixed") != 0);
 }
-inline std::vector<Kind> kinds_here() {
-  std::vector<Kind> kinds{Kind::kReduce, Kind::kGather, Kind::kScatter, Kind::kReduceScatter,
-                          Kind::kAlltoall};
-  if (has_counts()) kinds.push_back(Kind::kAlltoallv);
-  return kinds;
-}
-
 inline const char* name_of(Kind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
@@ -161,7 +156,7 @@ inline void poison(const std::vector<Rank>& ranks) {
 
 // Each kind on the first `members` of the ranks, eagerly.
 inline void each_kind(const std::vector<Rank>& ranks, uint32_t members, const char* where) {
-  for (const Kind kind : kinds_here()) {
+  for (const Kind kind : kKinds) {
     for (const uint32_t root : {0u, members - 1}) {
       if (root != 0 && !has_root(kind)) continue;
       poison(ranks);

@@ -165,7 +165,7 @@ void gathers_without_absent(const std::vector<Rank>& ranks, uint32_t members) {
 
 // A call on a dead root is told so, each time.
 void calls_on_dead_root(const std::vector<Rank>& ranks, uint32_t dead) {
-  for (const Kind kind : kinds_here()) {
+  for (const Kind kind : kKinds) {
     if (!has_root(kind)) continue;
     poison(ranks);
     for (uint32_t i = 0; i < dead; ++i) {
@@ -226,7 +226,7 @@ std::vector<Call> different_calls(const std::vector<Rank>& ranks) {
                           of_kind(Kind::kGather, 1),
                           of_kind(Kind::kScatter, 0),
                           of_kind(Kind::kAlltoall, 0)};
-  if (has_counts()) calls.push_back(of_kind(Kind::kAlltoallv, 0));
+  calls.push_back(of_kind(Kind::kAlltoallv, 0));
   return calls;
 }
 
@@ -324,12 +324,12 @@ void few_blocks(uint32_t count) {
   mep_comm_info_t info;
   mep_comm_info_defaults(&info);
   need(mep_comm_query(ranks[0].comm, &info), "mep_comm_query");
-  GPU_CHECK(info.num_sms == (has_counts() ? 2 : 0), "%u blocks of 2", info.num_sms);
+  GPU_CHECK(info.num_sms == (has_windows() ? 2 : 0), "%u blocks of 2", info.num_sms);
   close_ranks(&ranks);
 }
 
 mep_reach_t expected_reach() {
-  if (!has_counts()) return MEP_REACH_QUEUES;
+  if (!has_windows()) return MEP_REACH_QUEUES;
   return std::getenv("MEP_CUDA_REACH") == nullptr ? MEP_REACH_MAPPED : MEP_REACH_HOST;
 }
 
@@ -347,10 +347,10 @@ void limits(uint32_t count) {
     const mep_reach_t wanted = i == 1 ? mep_reach_t{MEP_REACH_SELF} : expected_reach();
     GPU_CHECK(reach[i] == wanted, "rank %u is reached by way %u, not %u", i, reach[i], wanted);
   }
-  GPU_CHECK((info.num_sms > 0) == has_counts(), "%u blocks", info.num_sms);
+  GPU_CHECK((info.num_sms > 0) == has_windows(), "%u blocks", info.num_sms);
   GPU_CHECK(info.max_group_messages == 96, "a group has %u messages", info.max_group_messages);
   const size_t bytes = info.message_eager_bytes;
-  GPU_CHECK(bytes >= (has_counts() ? 65536 : 1024), "%zu bytes need no receiver", bytes);
+  GPU_CHECK(bytes >= (has_windows() ? 65536 : 1024), "%zu bytes need no receiver", bytes);
   uint8_t* sent = nullptr;
   uint8_t* got = nullptr;
   cuda(cudaMallocHost(&sent, bytes));

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/coll/check.hpp"
+#include "core/coll/counted_blocks.hpp"
 #include "core/cuda/ep_call.hpp"
 #include "core/cuda/ep_geometry.hpp"
 #include "core/cuda/gpu_buffers.hpp"
@@ -87,6 +88,32 @@ mep_result_t CudaBackend::check_collective(Collective kind, const CollectiveArgs
   if (type.gives(comm_.rank(), root)) MEP_TRY(check_pointer(device(), args.send, "sendbuf"));
   if (!type.gets(comm_.rank(), root)) return MEP_SUCCESS;
   return check_pointer(device(), args.receive, "recvbuf");
+}
+
+mep_result_t CudaBackend::lay_out_counted(Collective kind, const CollectiveArgs& args,
+                                          CountedBlocks* laid) const {
+  const OperationFacts& facts = facts_of(kind);
+  lay_out_counted_blocks(kind, comm_.collectives(), args, laid);
+  const auto root = static_cast<uint32_t>(args.root);
+  const auto keep = [&](std::vector<Block>* blocks, const void* buffer, const char* name,
+                        auto&& concerns) -> mep_result_t {
+    const std::byte* last = nullptr;  // several blocks may have one place, which is looked at once
+    for (uint32_t rank = 0; rank < comm_.size(); ++rank) {
+      Block& block = (*blocks)[rank];
+      if (!concerns(rank)) block = {};
+      const std::byte* const at = static_cast<const std::byte*>(buffer) + block.offset;
+      if (block.bytes == 0 || at == last) continue;
+      MEP_TRY(check_pointer(device(), at, name));
+      last = at;
+    }
+    return MEP_SUCCESS;
+  };
+  const bool gives = facts.gives(comm_.rank(), root);
+  const bool gets = facts.gets(comm_.rank(), root);
+  MEP_TRY(keep(&laid->given, args.send, "sendbuf",
+               [&](uint32_t rank) { return gives && facts.gets(rank, root); }));
+  return keep(&laid->gotten, args.receive, "recvbuf",
+              [&](uint32_t rank) { return gets && facts.gives(rank, root); });
 }
 
 mep_result_t CudaBackend::check_group(std::span<const StreamMessage> messages,

@@ -46,6 +46,9 @@ class CudaBackend : public GpuBackend {
   // Before a collective; with counts the caller looks at the buffers.
   [[nodiscard]] mep_result_t check_collective(Collective kind, const CollectiveArgs& args,
                                               const void* stream) const;
+  // The blocks that this rank gives and gets, whose memory is the GPU's; others have no bytes.
+  [[nodiscard]] mep_result_t lay_out_counted(Collective kind, const CollectiveArgs& args,
+                                             CountedBlocks* laid) const;
   // Before a group of messages.
   [[nodiscard]] mep_result_t check_group(std::span<const StreamMessage> messages,
                                          uint32_t most) const;

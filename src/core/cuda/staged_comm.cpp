@@ -87,17 +87,30 @@ mep_result_t StagedComm::open_memory() {
 mep_result_t StagedComm::connect(const Deadline& deadline) {
   MEP_TRY(stream_comm_->finish(deadline));
   const auto tell = [this](mep_result_t told) { server_.note_failure(told); };
-  messages_ = std::make_unique<StagedMessages>(
-      *stream_comm_, static_cast<std::byte*>(staging_->data()), kStagingBytes, tell);
+  auto* const staging = static_cast<std::byte*>(staging_->data());
+  messages_ = std::make_unique<StagedMessages>(*stream_comm_, staging, kStagingBytes, tell);
+  counted_ = std::make_unique<StagedCounted>(*stream_comm_, staging, kStagingBytes, tell);
   MEP_TRY(server_.open(channel_.mailbox(), "comm " + comm_.name(),
-                       [this, tell](const StageRequest& request, device::StageAnswer* answer) {
-                         if (request.step != device::StageStep::kCollective) {
-                           return messages_->serve(request.step, channel_.mailbox(), answer);
-                         }
-                         return serve_staged_collective(*stream_comm_, request, answer, tell);
+                       [this](const StageRequest& request, device::StageAnswer* answer) {
+                         return serve(request, answer);
                        }));
   set_timeout_ms(comm_.timeout_ms());
   return MEP_SUCCESS;
+}
+
+mep_result_t StagedComm::serve(const StageRequest& request, device::StageAnswer* answer) {
+  switch (request.step) {
+    case device::StageStep::kMessagesBegin:
+    case device::StageStep::kMessagesGoOn:
+      return messages_->serve(request.step, channel_.mailbox(), answer);
+    case device::StageStep::kCountedBegins:
+    case device::StageStep::kCountedGoesOn:
+      return counted_->serve(request, channel_.mailbox(), answer);
+    case device::StageStep::kCollective:
+      break;
+  }
+  return serve_staged_collective(*stream_comm_, request, answer,
+                                 [this](mep_result_t told) { server_.note_failure(told); });
 }
 
 // A barrier: every rank's kernels and thread work, and nobody drops a window before all have it.
@@ -165,10 +178,39 @@ mep_result_t StagedComm::enqueue_part(Collective kind, const CollectiveArgs& arg
   }
   // The last part tells how all of it ended.
   mep_op_status_t* const record = begin + count == args.count ? args.status : nullptr;
-  const device::OpStatusPlace status = device::op_status_place(
-      record, mep_op_status_size(static_cast<int32_t>(comm_.size())), comm_.size());
+  return check_cuda(device::stage_collective(channel_.kernels(), request, inputs, outputs,
+                                             place_of(record), stream),
+                    name_of(kind));
+}
+
+device::OpStatusPlace StagedComm::place_of(mep_op_status_t* status) const {
+  const uint32_t ranks = comm_.size();
+  return device::op_status_place(status, mep_op_status_size(static_cast<int32_t>(ranks)), ranks);
+}
+
+mep_result_t StagedComm::enqueue_counted(Collective kind, const CollectiveArgs& args,
+                                         void* stream) {
+  const OperationFacts& facts = facts_of(kind);
+  CountedBlocks laid;
+  MEP_TRY(lay_out_counted(kind, args, &laid));
+  std::vector<device::StageItem> list;
+  const auto add = [&](const void* buffer, const std::vector<Block>& blocks, bool for_each,
+                       uint8_t is_send) {
+    for (uint32_t rank = 0; rank < blocks.size(); ++rank) {
+      const Block& block = blocks[rank];
+      if (block.bytes == 0) continue;
+      list.push_back({std::bit_cast<uint64_t>(buffer) + block.offset, block.bytes, 0,
+                      static_cast<uint16_t>(rank), is_send, static_cast<uint8_t>(args.dtype)});
+      if (!for_each) return;
+    }
+  };
+  add(args.send, laid.given, facts.gives_each_a_block(), 1);
+  add(args.receive, laid.gotten, facts.gets_a_block_of_each(), 0);
+  StageRequest request{};
+  request.step = device::StageStep::kCountedBegins;
+  request.collective = {0, 0, 0, args.dtype, args.op, args.root, kind};
   return check_cuda(
-      device::stage_collective(channel_.kernels(), request, inputs, outputs, status, stream),
+      device::stage_list(channel_.kernels(), request, list, place_of(args.status), stream),
       name_of(kind));
 }
 
@@ -176,6 +218,7 @@ mep_result_t StagedComm::carry_out(Collective kind, const CollectiveArgs& args, 
   const DeviceScope scope(device_);
   MEP_TRY(scope.check());
   MEP_TRY(check_collective(kind, args, stream));
+  if (facts_of(kind).has_counts) return enqueue_counted(kind, args, stream);
   StagePlan plan;
   MEP_TRY(plan_stage(kind, comm_.rank(), comm_.size(), static_cast<uint32_t>(args.root), &plan));
   if (args.count == 0) return enqueue_part(kind, args, plan, 0, 0, stream);
@@ -191,17 +234,16 @@ mep_result_t StagedComm::enqueue_messages(std::span<const StreamMessage> message
   MEP_TRY(scope.check());
   MEP_TRY(check_call(stream));
   MEP_TRY(check_group(messages, device::kStageMessages));
-  device::StageGroup group{};
+  std::vector<device::StageItem> list;
   for (const StreamMessage& each : messages) {
     const void* const memory = each.is_send ? each.from : each.to;
-    group.of[group.count++] = {std::bit_cast<uint64_t>(memory),
-                               each.bytes,
-                               each.tag,
-                               static_cast<uint16_t>(each.peer),
-                               static_cast<uint8_t>(each.is_send ? 1 : 0),
-                               static_cast<uint8_t>(each.dtype)};
+    list.push_back({std::bit_cast<uint64_t>(memory), each.bytes, each.tag,
+                    static_cast<uint16_t>(each.peer), static_cast<uint8_t>(each.is_send ? 1 : 0),
+                    static_cast<uint8_t>(each.dtype)});
   }
-  return check_cuda(device::stage_messages(channel_.kernels(), group, stream), "messages");
+  StageRequest request{};
+  request.step = device::StageStep::kMessagesBegin;
+  return check_cuda(device::stage_list(channel_.kernels(), request, list, {}, stream), "messages");
 }
 
 }  // namespace mep

@@ -20,6 +20,7 @@
 #include "core/cuda/cuda_backend.hpp"
 #include "core/staged/stage_plan.hpp"
 #include "core/staged/stage_server.hpp"
+#include "core/staged/staged_counted.hpp"
 #include "core/staged/staged_messages.hpp"
 #include "kernels/cuda/coll/stage_kernels.hpp"
 #include "transport/cuda/device_memory.hpp"
@@ -83,6 +84,9 @@ class StagedComm : public CudaBackend, public ViewParticipant {
 
  private:
   mep_result_t open_memory();
+  mep_result_t serve(const device::StageRequest& request, device::StageAnswer* answer);
+  mep_result_t enqueue_counted(Collective kind, const CollectiveArgs& args, void* stream);
+  device::OpStatusPlace place_of(mep_op_status_t* status) const;
   void start();
   mep_result_t carry_out(Collective kind, const CollectiveArgs& args, void* stream) override;
   mep_result_t enqueue_part(Collective kind, const CollectiveArgs& args, const StagePlan& plan,
@@ -93,6 +97,7 @@ class StagedComm : public CudaBackend, public ViewParticipant {
   const std::vector<uint64_t> groups_;
   const std::vector<bool> mapped_;
   std::unique_ptr<StagedMessages> messages_;  // what stream_comm_ has under way is in it
+  std::unique_ptr<StagedCounted> counted_;
   std::unique_ptr<Comm> stream_comm_;
   StagedChannel channel_;
   std::unique_ptr<DeviceStream> stream_;

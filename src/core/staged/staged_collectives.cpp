@@ -35,12 +35,31 @@ bool only_tells(const Comm& comm, uint64_t seen, mep_result_t result) {
 
 }  // namespace
 
+mep_result_t run_staged(Comm& comm, Collective kind, const CollectiveArgs& args, bool begins,
+                        const TellStaged& tell, device::StageAnswer* answer) {
+  // For the control thread: windows of peers may be in use. Nobody else calls this comm.
+  (void)comm.enter_call();
+  uint64_t seen = comm.collectives().record().seq;
+  mep_result_t result = comm.run(kind, args);
+  while (begins && only_tells(comm, seen, result)) {
+    tell(result);
+    seen = comm.collectives().record().seq;
+    result = comm.run(kind, args);
+  }
+  if (result != MEP_SUCCESS) tell_status(comm, seen, result, &answer->status);
+  comm.leave_call();
+  return result;
+}
+
+void tell_last_status(const Comm& comm, device::StageAnswer* answer) {
+  comm.collectives().record().fill_status(&answer->status.head, sizeof answer->status);
+}
+
 mep_result_t serve_staged_collective(Comm& comm, const device::StageRequest& request,
-                                     device::StageAnswer* answer,
-                                     const std::function<void(mep_result_t)>& tell) {
+                                     device::StageAnswer* answer, const TellStaged& tell) {
   const device::StageCollective& given = request.collective;
   const Collective kind = given.kind;
-  if (!runs_on(kind, backends::kStaged)) {
+  if (!runs_on(kind, backends::kStaged) || facts_of(kind).has_counts) {
     return fail(MEP_ERR_UNSUPPORTED, "%s through host memory is not built (kind %u)", name_of(kind),
                 static_cast<uint32_t>(kind));
   }
@@ -51,19 +70,9 @@ mep_result_t serve_staged_collective(Comm& comm, const device::StageRequest& req
   args.dtype = given.dtype;
   args.op = given.op;
   args.root = given.root;
-  // For the control thread: windows of peers may be in use. Nobody else calls this comm.
-  (void)comm.enter_call();
-  uint64_t seen = comm.collectives().record().seq;
-  mep_result_t result = comm.run(kind, args);
   // Not where parts of it ran in the old view.
-  while (request.continues == 0 && only_tells(comm, seen, result)) {
-    tell(result);
-    seen = comm.collectives().record().seq;
-    result = comm.run(kind, args);
-  }
-  tell_status(comm, seen, result, &answer->status);
-  comm.leave_call();
-  if (result != MEP_SUCCESS) return result;
+  MEP_TRY(run_staged(comm, kind, args, request.continues == 0, tell, answer));
+  tell_last_status(comm, answer);
   answer->delivers = 1;
   mep_op_info_t info{};
   info.contributors = answer->live;

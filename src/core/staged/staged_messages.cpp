@@ -28,7 +28,7 @@ static_assert(kHeadingBytes <= kLine);
 
 }  // namespace
 
-StagedMessages::StagedMessages(Comm& comm, std::byte* staging, size_t bytes, Tell tell)
+StagedMessages::StagedMessages(Comm& comm, std::byte* staging, size_t bytes, TellStaged tell)
     : comm_(comm),
       tell_(std::move(tell)),
       slots_(bytes / kSlotBytes),
@@ -44,7 +44,7 @@ size_t StagedMessages::eager_bytes(const Comm& comm) {
                             kPartBytes);
 }
 
-void StagedMessages::begin_group(const device::StageGroup& group) {
+void StagedMessages::begin_group(const device::StageList& group) {
   const size_t count = std::min<size_t>(group.count, device::kStageMessages);
   messages_.assign(count, {});
   for (size_t i = 0; i < count; ++i) {
@@ -64,8 +64,8 @@ mep_result_t StagedMessages::serve(device::StageStep step, device::StageMailbox*
                                    device::StageAnswer* answer) {
   // For the control thread: windows of peers may be in use. Nobody else calls this comm.
   (void)comm_.enter_call();
-  if (step == device::StageStep::kGroupBegins) {
-    begin_group(box->group);
+  if (step == device::StageStep::kMessagesBegin) {
+    begin_group(box->list);
   } else {
     note_copied();
   }
@@ -156,7 +156,7 @@ void StagedMessages::begin_part(uint32_t number, uint64_t bytes) {
 
 void StagedMessages::begin_operation(uint32_t at) {
   Slot& slot = slots_[at];
-  const device::StageMessage& call = messages_[slot.message].call;
+  const device::StageItem& call = messages_[slot.message].call;
   const size_t heading = slot.is_first ? kHeadingBytes : 0;
   const bool is_unknown = slot.is_first && call.is_send == 0;
   slot.operation = MessageOperation();
@@ -187,7 +187,7 @@ void StagedMessages::end_operation(uint32_t at) {
 // False: there is none.
 bool StagedMessages::read_heading(Slot* slot) {
   Message& message = messages_[slot->message];
-  const device::StageMessage& call = message.call;
+  const device::StageItem& call = message.call;
   const uint64_t came = slot->operation.message.bytes;
   MessageHeading heading{};
   if (came >= kHeadingBytes) std::memcpy(&heading, slot->data - kHeadingBytes, sizeof heading);

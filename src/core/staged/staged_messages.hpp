@@ -13,20 +13,18 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 #include "core/comm/comm.hpp"
+#include "core/staged/staged_collectives.hpp"
 #include "kernels/cuda/coll/stage_mailbox.hpp"
 
 namespace mep {
 
 class StagedMessages {
  public:
-  using Tell = std::function<void(mep_result_t)>;
-
-  // The memory and the comm outlive this; all is allocated here. tell: a message has failed; the text is the last error.
-  StagedMessages(Comm& comm, std::byte* staging, size_t bytes, Tell tell);
+  // The memory and the comm outlive this; all is allocated here.
+  StagedMessages(Comm& comm, std::byte* staging, size_t bytes, TellStaged tell);
   StagedMessages(const StagedMessages&) = delete;
   StagedMessages& operator=(const StagedMessages&) = delete;
 
@@ -38,7 +36,7 @@ class StagedMessages {
 
  private:
   struct Message {
-    device::StageMessage call{};
+    device::StageItem call{};
     uint64_t total = 0;  // of a receive once its first part is there
     uint64_t begun = 0;  // bytes of parts that have begun
     uint32_t under_way = 0;
@@ -60,7 +58,7 @@ class StagedMessages {
     uint64_t bytes = 0;
   };
 
-  void begin_group(const device::StageGroup& group);
+  void begin_group(const device::StageList& group);
   void note_copied();
   bool advance();
   void begin_parts(uint32_t number);
@@ -74,7 +72,7 @@ class StagedMessages {
   void end_message(Message* message, mep_result_t result, const char* text);
 
   Comm& comm_;
-  const Tell tell_;
+  const TellStaged tell_;
   std::vector<Slot> slots_;
   std::vector<uint32_t> free_;    // slots
   std::vector<uint32_t> moving_;  // slots that are kMoving or kArrived, as they began

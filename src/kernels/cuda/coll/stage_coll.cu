@@ -1,12 +1,12 @@
 // Staged collectives: small ones are one CTA that copies, asks the host and copies; others three kernels, of
-// which the one that waits is a single thread. Groups of messages are one CTA.
+// which the one that waits is a single thread. Messages and collectives with counts are one CTA.
 #include "kernels/cuda/coll/stage_device.cuh"
 
 namespace mep::device {
 namespace {
 
 constexpr uint64_t kSmallBytes = 32u << 10;
-constexpr uint32_t kGroupThreads = 1024;
+constexpr uint32_t kListThreads = 1024;
 
 __global__ void __launch_bounds__(kStageThreads)
     whole_kernel(StageChannel channel, StageRequest request, StageCopies inputs,
@@ -47,16 +47,28 @@ __device__ uint32_t unit_of(const StagePart& part) {
   return bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 1;
 }
 
-__global__ void __launch_bounds__(kGroupThreads)
-    group_kernel(StageChannel channel, const __grid_constant__ StageGroup group) {
-  __shared__ uint64_t parts;
-  const auto* words = reinterpret_cast<const uint64_t*>(&group);
-  const uint64_t used = 1 + group.count * sizeof(StageMessage) / sizeof(uint64_t);
-  for (uint64_t i = threadIdx.x; i < used; i += kGroupThreads) {
-    store_word(reinterpret_cast<uint64_t*>(&channel.mailbox->group) + i, words[i]);
+// By a whole CTA.
+__device__ void tell_list(const StageChannel& channel, const StageSublist& part) {
+  StageList* list = &channel.mailbox->list;
+  const auto* words = reinterpret_cast<const uint64_t*>(part.of);
+  auto* to = reinterpret_cast<uint64_t*>(list->of + part.first);
+  for (uint64_t i = threadIdx.x; i < part.count * sizeof(StageItem) / 8; i += blockDim.x) {
+    store_word(to + i, words[i]);
   }
-  StageRequest request{};
-  request.step = StageStep::kGroupBegins;
+  if (threadIdx.x == 0) store_word(&list->count, part.first + part.count);
+}
+
+__global__ void __launch_bounds__(kStageThreads)
+    list_kernel(StageChannel channel, const __grid_constant__ StageSublist part) {
+  tell_list(channel, part);
+}
+
+__global__ void __launch_bounds__(kListThreads)
+    parts_kernel(StageChannel channel, StageRequest request,
+                 const __grid_constant__ StageSublist last, OpStatusPlace status) {
+  __shared__ uint64_t parts;
+  tell_list(channel, last);
+  const auto goes_on = static_cast<StageStep>(static_cast<uint64_t>(request.step) + 1);
   do {
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -76,10 +88,11 @@ __global__ void __launch_bounds__(kGroupThreads)
                            0,
                            unit_of(part),
                            0};
-      copy_one(copy, channel.state, threadIdx.x, kGroupThreads);
+      copy_one(copy, channel.state, threadIdx.x, kListThreads);
     }
-    request.step = StageStep::kGroupGoesOn;
+    request.step = goes_on;
   } while (parts != 0);
+  if (threadIdx.x == 0) tell_status(status, channel.state->answer);
 }
 
 // Sets the units; the bytes of all.
@@ -104,17 +117,27 @@ int load_stage_kernels() {
        {reinterpret_cast<const void*>(whole_kernel), reinterpret_cast<const void*>(input_kernel),
         reinterpret_cast<const void*>(output_kernel),
         reinterpret_cast<const void*>(exchange_kernel),
-        reinterpret_cast<const void*>(status_kernel),
-        reinterpret_cast<const void*>(group_kernel)}) {
+        reinterpret_cast<const void*>(status_kernel), reinterpret_cast<const void*>(list_kernel),
+        reinterpret_cast<const void*>(parts_kernel)}) {
     const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
 }
 
-int stage_messages(const StageChannel& channel, const StageGroup& group, void* stream) {
-  launch_kernel(group_kernel, 1, kGroupThreads, 0, static_cast<cudaStream_t>(stream), channel,
-                group);
+int stage_list(const StageChannel& channel, const StageRequest& request,
+               std::span<const StageItem> list, const OpStatusPlace& status, void* stream_) {
+  auto* stream = static_cast<cudaStream_t>(stream_);
+  StageSublist part{};
+  for (const StageItem& item : list) {
+    if (part.count == kStageMessages) {
+      launch_kernel(list_kernel, 1, kStageThreads, 0, stream, channel, part);
+      part.first += part.count;
+      part.count = 0;
+    }
+    part.of[part.count++] = item;
+  }
+  launch_kernel(parts_kernel, 1, kListThreads, 0, stream, channel, request, part, status);
   return cudaGetLastError();
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "kernels/cuda/coll/stage_mailbox.hpp"
 #include "mep.h"
@@ -48,8 +49,9 @@ struct StageCopies {
   }
 };
 
-// All messages of the group, to their ends.
-int stage_messages(const StageChannel& channel, const StageGroup& group, void* stream);
+// All of the list, at most kStageItems, to its end. request.step: one that begins.
+int stage_list(const StageChannel& channel, const StageRequest& request,
+               std::span<const StageItem> list, const OpStatusPlace& status, void* stream);
 
 // Inputs, the request, and, if it succeeded, outputs; and how it ended, to `status`.
 int stage_collective(const StageChannel& channel, const StageRequest& request,

@@ -14,9 +14,9 @@
 //   4. The thread sees n and keeps the answer in StageState; kernels copy the outputs to the caller.
 // Each of the two words is a release to whoever reads it with acquire, at system scope.
 //
-// A group of messages is a kernel that exchanges several times: in `group` it says what is sent and received; each
-// answer has `parts` that it copies between the caller's memory and the staging before it asks again, and one without
-// parts is the last.
+// Where lengths differ by rank, in a group of messages or a collective with counts, a kernel exchanges several times: in
+// `list` it says what lies where; each answer has `parts` that it copies between the caller's memory and the staging
+// before it asks again, and one without parts is the last.
 //
 // Every wait ends: the host's operation has its deadlines. Should no answer come for `bound_ns`, the
 // thread stores n to `left` and `ended` in StageState: no kernel of the channel posts or copies from then
@@ -46,21 +46,29 @@ struct StageCollective {
   Collective kind;
 };
 
-struct StageMessage {
+// A message, or a block of a collective with counts.
+struct StageItem {
   uint64_t at;     // the caller's memory
   uint64_t bytes;  // of a receive: at most
-  int32_t tag;     // of a receive perhaps MEP_ANY_TAG
+  int32_t tag;     // of a receive perhaps MEP_ANY_TAG; of blocks 0
   uint16_t peer;
   uint8_t is_send;
   uint8_t dtype;
 };
-constexpr uint32_t kStageMessages = 96;
-struct StageGroup {
+constexpr uint32_t kStageMessages = 96;  // of a group
+constexpr uint32_t kStageItems = 2 * kMaxStageRanks;
+struct StageList {
   uint64_t count;
-  StageMessage of[kStageMessages];
+  StageItem of[kStageItems];
+};
+// As many as an argument of a kernel has room for.
+struct StageSublist {
+  uint64_t first;  // its place in the list
+  uint64_t count;
+  StageItem of[kStageMessages];
 };
 
-// Bytes that a group's kernel copies.
+// Bytes that such a kernel copies.
 struct StagePart {
   uint64_t from;
   uint64_t to;
@@ -70,8 +78,10 @@ constexpr uint32_t kStageParts = 32;
 
 enum class StageStep : uint64_t {
   kCollective,
-  kGroupBegins,  // StageMailbox::group
-  kGroupGoesOn,  // the parts of the last answer are copied
+  kMessagesBegin,
+  kMessagesGoOn,  // the parts of the last answer are copied
+  kCountedBegins,
+  kCountedGoesOn,  // likewise
 };
 
 // As a graph captures it.
@@ -94,7 +104,7 @@ struct StageMailbox {
   alignas(64) uint64_t posted;
   uint64_t left;
   StageRequest request;
-  StageGroup group;
+  StageList list;
   // The host's half.
   alignas(64) uint64_t answered;
   uint64_t closed;
@@ -111,6 +121,6 @@ struct StageState {
 };
 
 static_assert(sizeof(StageRequest) % 8 == 0 && sizeof(StageAnswer) % 8 == 0);
-static_assert(sizeof(StageGroup) % 8 == 0 && sizeof(StageMessage) == 24);
+static_assert(sizeof(StageItem) == 24);
 
 }  // namespace mep::device

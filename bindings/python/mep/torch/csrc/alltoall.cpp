@@ -42,7 +42,7 @@ std::vector<uint64_t> bytes_of_each(const std::vector<at::Tensor>& tensors) {
 }
 
 // Tensors of a GPU. A rank whose own tensors are all of one size does not know whether those of others are; so all
-// call the form with counts. GPUs that post to queues have none: there all sizes must be equal.
+// call the form with counts.
 void add_packed_alltoall(const std::vector<at::Tensor>& inputs,
                          const std::vector<at::Tensor>& outputs, Call* call) {
   const at::Tensor from = packed_from(inputs);
@@ -50,16 +50,9 @@ void add_packed_alltoall(const std::vector<at::Tensor>& inputs,
   call->buffers = {from, place};
   const std::vector<uint64_t> sent = bytes_of_each(inputs);
   const std::vector<uint64_t> received = bytes_of_each(outputs);
-  const bool is_even =
-      sent == received &&
-      std::all_of(sent.begin(), sent.end(), [&](uint64_t bytes) { return bytes == sent[0]; });
   call->steps.push_back([=](const Target& at) {
-    const mep_result_t result =
-        mep_alltoallv(from.const_data_ptr(), place.data_ptr(), sent.data(), nullptr,
-                      received.data(), nullptr, MEP_UINT8, at.comm, at.stream);
-    if (result != MEP_ERR_UNSUPPORTED || !is_even) return result;
-    return mep_alltoall(from.const_data_ptr(), place.data_ptr(), sent[0], MEP_UINT8, at.comm,
-                        at.stream);
+    return mep_alltoallv(from.const_data_ptr(), place.data_ptr(), sent.data(), nullptr,
+                         received.data(), nullptr, MEP_UINT8, at.comm, at.stream);
   });
   append_finish([place, outputs] { copy_out(place, outputs); }, call);
 }
