@@ -717,6 +717,8 @@ MEP_API mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests,
  *     or a group, which is one operation: at most 96 messages of a communicator, on one stream, and none waits for
  *     another but those of one rank, one way. Where GPUs post to queues message_eager_bytes may be less, and messages and
  *     collectives of a communicator are enqueued on one stream, or on several that events order;
+ *   - a send to a rank that is gone already is MEP_ERR_PEER_FAILED, or MEP_ERR_PEER_LEFT, at once; the rest of its group is enqueued, but not
+ *     captured in a graph;
  *   - calls with one rank, one way, are in one order: on one stream, or on several that events order;
  *   - one that has waited longer than the timeout ends with MEP_ERR_TIMEOUT, and then all further ones with that
  *     rank that way do, on both ranks, but for GPUs that post to queues. mep_comm_revoke does not end those that wait on

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <fstream>
@@ -27,7 +28,10 @@ double now_s() {
 }
 
 std::string replay_command(const Campaign& campaign, uint64_t seed) {
-  std::string text = campaign.limits.queues ? "MEP_CUDA_REACH=queues " : "";
+  const char* const reach = std::getenv("MEP_CUDA_REACH");
+  std::string text;
+  if (campaign.limits.device && reach != nullptr)
+    text += std::string("MEP_CUDA_REACH=") + reach + " ";
   text += "mep_chaos --programs 1 --seed " + std::to_string(seed) + " --mode " +
           name_of(campaign.limits.mode);
   if (!campaign.limits.faults) text += " --no-faults";

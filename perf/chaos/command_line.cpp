@@ -97,9 +97,6 @@ bool parse_flag(const std::string& name, Campaign* campaign) {
     campaign->limits.ep = false;
   } else if (name == "--device") {
     campaign->limits.device = true;
-    const char* const reach = std::getenv("MEP_CUDA_REACH");
-    campaign->limits.queues =
-        reach != nullptr && (std::strcmp(reach, "queues") == 0 || std::strcmp(reach, "mixed") == 0);
   } else if (name == "--print") {
     campaign->prints = true;
   } else if (name == "-v") {

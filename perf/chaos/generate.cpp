@@ -126,8 +126,7 @@ CallKind Generator::random_kind() {
   uint64_t draw = random_.below(100);
   uint32_t kind = 0;
   for (; draw >= kShares[kind]; ++kind) draw -= kShares[kind];
-  const auto drawn = static_cast<CallKind>(kind);
-  return facts_of(drawn).has_counts && posts_to_queues() ? random_kind() : drawn;
+  return static_cast<CallKind>(kind);
 }
 
 Call Generator::random_call(uint32_t comm) {
@@ -237,7 +236,7 @@ void Generator::add_ep() {
 }
 
 void Generator::add_step() {
-  if (limits_.device && !posts_to_queues() && random_.percent(6)) {
+  if (limits_.device && random_.percent(6)) {
     push(StepKind::kMessages);
     return;
   }
@@ -371,7 +370,7 @@ void Generator::add_kills() {
     last = std::max(last, step);
     if (random_.percent(60)) step = random_.between(step, steps - 1);
   }
-  if (!random_.percent(35) || posts_to_queues()) return;
+  if (!random_.percent(35)) return;
   const uint32_t at = add_recover(last, dead);
   if (deaths < mortal.size() && random_.percent(25)) add_kill(mortal[deaths], 0, at);
   if (random_.percent(25)) {
@@ -422,7 +421,7 @@ void Generator::add_faults() {
     if (random_.percent(20)) add_special(false);
     return;
   }
-  const bool grows = random_.percent(6) && !posts_to_queues();
+  const bool grows = random_.percent(6);
   if (grows) add_growth();
   const bool kills = random_.percent(70);
   if (!kills && random_.percent(8)) {

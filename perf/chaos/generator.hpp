@@ -25,10 +25,6 @@ class Generator {
   };
 
   void choose_job();
-  // GPUs that do: messages, counts and joiners are not built.
-  bool posts_to_queues() const {
-    return limits_.device && (limits_.queues || program_.host_count() > 1);
-  }
   void choose_hosts(uint32_t hosts);
   void add_step();
   void add_call_step(uint32_t comm);

@@ -99,7 +99,6 @@ void Generator::strike_at_points() {
     gone.push_back(victims_.back());
   }
   if (is_long) gone.push_back(struck);
-  if (posts_to_queues()) return;
   push(StepKind::kMessages);
   if (gone.empty() || random_.percent(40)) return;
   push(StepKind::kRecover).slots = gone;

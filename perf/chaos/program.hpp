@@ -157,8 +157,7 @@ struct Limits {
   bool faults = true;
   bool ep = true;
   bool device = false;
-  bool queues = false;  // to all peers, as MEP_CUDA_REACH says
-  std::string shape;    // of each program; empty: as it is drawn
+  std::string shape;  // of each program; empty: as it is drawn
   uint32_t patience = 1;
   uint32_t steps = UINT32_MAX;  // no more than the first so many, to narrow a finding down
 };

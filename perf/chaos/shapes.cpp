@@ -86,7 +86,7 @@ void Generator::draw_shape() {
     die_in_batch();
   } else if (draw < 77) {
     free_after_success();
-  } else if (draw < 87 || posts_to_queues()) {
+  } else if (draw < 87) {
     die_in_split();
   } else if (draw < 95) {
     die_in_recover();

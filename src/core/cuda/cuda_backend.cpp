@@ -116,23 +116,31 @@ mep_result_t CudaBackend::lay_out_counted(Collective kind, const CollectiveArgs&
               [&](uint32_t rank) { return gets && facts.gives(rank, root); });
 }
 
-mep_result_t CudaBackend::check_group(std::span<const StreamMessage> messages,
-                                      uint32_t most) const {
+mep_result_t CudaBackend::check_group(std::span<const StreamMessage> messages, uint32_t most,
+                                      void* stream, std::vector<StreamMessage>* kept,
+                                      mep_result_t* lost) const {
   if (messages.size() > most) {
     return fail(MEP_ERR_UNSUPPORTED,
                 "%zu messages in a group of comm %s; on a GPU it has at most %u", messages.size(),
                 comm_.name().c_str(), most);
   }
+  *lost = MEP_SUCCESS;
   const std::shared_ptr<const CommView> view = comm_.latest_view();
   for (const StreamMessage& each : messages) {
-    // A message that has come whole from a rank that is gone can still be received.
-    if (each.is_send && !view->is_live(each.peer)) {
-      return fail(MEP_ERR_PEER_FAILED, "rank %u is not in comm %s any more", each.peer,
-                  comm_.name().c_str());
-    }
     const void* const memory = each.is_send ? each.from : each.to;
     if (each.bytes != 0) MEP_TRY(check_pointer(device(), memory, "the buffer"));
+    // A message that has come whole from a rank that is gone can still be received.
+    if (!each.is_send || view->is_live(each.peer)) {
+      kept->push_back(each);
+      continue;
+    }
+    *lost = fail(has_rank(view->left_bits, each.peer) ? MEP_ERR_PEER_LEFT : MEP_ERR_PEER_FAILED,
+                 "rank %u is not in comm %s any more", each.peer, comm_.name().c_str());
   }
+  if (*lost == MEP_SUCCESS) return MEP_SUCCESS;
+  bool capturing = false;
+  MEP_TRY(is_capturing(stream, &capturing));
+  if (capturing) kept->clear();
   return MEP_SUCCESS;
 }
 

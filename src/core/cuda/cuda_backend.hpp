@@ -49,9 +49,11 @@ class CudaBackend : public GpuBackend {
   // The blocks that this rank gives and gets, whose memory is the GPU's; others have no bytes.
   [[nodiscard]] mep_result_t lay_out_counted(Collective kind, const CollectiveArgs& args,
                                              CountedBlocks* laid) const;
-  // Before a group of messages.
-  [[nodiscard]] mep_result_t check_group(std::span<const StreamMessage> messages,
-                                         uint32_t most) const;
+  // Before a group of messages. kept: those that can be enqueued; *lost: what the call returns afterwards, since some send
+  // to a rank that is gone. A graph has all of them or none.
+  [[nodiscard]] mep_result_t check_group(std::span<const StreamMessage> messages, uint32_t most,
+                                         void* stream, std::vector<StreamMessage>* kept,
+                                         mep_result_t* lost) const;
 
  private:
   std::shared_ptr<PinnedMemory> record_memory_;

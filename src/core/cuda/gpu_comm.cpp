@@ -222,15 +222,19 @@ mep_result_t GpuComm::enqueue_messages(std::span<const StreamMessage> messages, 
   MEP_TRY(scope.check());
   MEP_TRY(meet_view());
   MEP_TRY(check_call(stream));
-  MEP_TRY(check_group(messages, device::kMostMessages));
+  std::vector<StreamMessage> kept;
+  mep_result_t lost = MEP_SUCCESS;
+  MEP_TRY(check_group(messages, device::kMostMessages, stream, &kept, &lost));
+  if (kept.empty()) return lost;
   std::vector<device::Message> checked;
-  for (const StreamMessage& each : messages) {
+  for (const StreamMessage& each : kept) {
     void* const memory = each.is_send ? const_cast<void*>(each.from) : each.to;
     checked.push_back({memory, each.bytes, each.tag, static_cast<uint16_t>(each.peer),
                        static_cast<uint8_t>(each.is_send ? 1 : 0),
                        static_cast<uint8_t>(each.dtype)});
   }
-  return messages_.enqueue(checked, layout_.ctas, stream);
+  MEP_TRY(messages_.enqueue(checked, layout_.ctas, stream));
+  return lost;
 }
 
 mep_result_t GpuComm::take_failure() {

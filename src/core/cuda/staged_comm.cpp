@@ -233,9 +233,12 @@ mep_result_t StagedComm::enqueue_messages(std::span<const StreamMessage> message
   const DeviceScope scope(device_);
   MEP_TRY(scope.check());
   MEP_TRY(check_call(stream));
-  MEP_TRY(check_group(messages, device::kStageMessages));
+  std::vector<StreamMessage> kept;
+  mep_result_t lost = MEP_SUCCESS;
+  MEP_TRY(check_group(messages, device::kStageMessages, stream, &kept, &lost));
+  if (kept.empty()) return lost;
   std::vector<device::StageItem> list;
-  for (const StreamMessage& each : messages) {
+  for (const StreamMessage& each : kept) {
     const void* const memory = each.is_send ? each.from : each.to;
     list.push_back({std::bit_cast<uint64_t>(memory), each.bytes, each.tag,
                     static_cast<uint16_t>(each.peer), static_cast<uint8_t>(each.is_send ? 1 : 0),
@@ -243,7 +246,9 @@ mep_result_t StagedComm::enqueue_messages(std::span<const StreamMessage> message
   }
   StageRequest request{};
   request.step = device::StageStep::kMessagesBegin;
-  return check_cuda(device::stage_list(channel_.kernels(), request, list, {}, stream), "messages");
+  MEP_TRY(
+      check_cuda(device::stage_list(channel_.kernels(), request, list, {}, stream), "messages"));
+  return lost;
 }
 
 }  // namespace mep
