@@ -21,6 +21,8 @@
 namespace mep::programs {
 namespace {
 
+constexpr int kRefused = 3;
+
 double now_s() {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
@@ -28,10 +30,8 @@ double now_s() {
 }
 
 std::string replay_command(const Campaign& campaign, uint64_t seed) {
-  const char* const reach = std::getenv("MEP_CUDA_REACH");
-  std::string text;
-  if (campaign.limits.device && reach != nullptr)
-    text += std::string("MEP_CUDA_REACH=") + reach + " ";
+  const char* const reach = campaign.limits.device ? std::getenv("MEP_CUDA_REACH") : nullptr;
+  std::string text = reach != nullptr ? std::string("MEP_CUDA_REACH=") + reach + " " : "";
   text += "mep_chaos --programs 1 --seed " + std::to_string(seed) + " --mode " +
           name_of(campaign.limits.mode);
   if (!campaign.limits.faults) text += " --no-faults";
@@ -45,7 +45,7 @@ std::string replay_command(const Campaign& campaign, uint64_t seed) {
   return text + " -v";
 }
 
-// One program, in this process. Findings go to stdout. Exit status: 0, or 1 with findings.
+// One program, in this process. Findings go to stdout. Exit status: 0, 1 with findings, or kRefused.
 int run_one(const Campaign& campaign, uint64_t seed) {
   const Program program = generate(seed, campaign.limits);
   if (campaign.prints) {
@@ -61,7 +61,7 @@ int run_one(const Campaign& campaign, uint64_t seed) {
         });
   });
   if (campaign.verbose) std::fputs(outcome.story.c_str(), stdout);
-  if (outcome.findings.empty()) return 0;
+  if (outcome.findings.empty()) return outcome.refused ? kRefused : 0;
   std::string text =
       "! seed " + std::to_string(seed) + ": " + replay_command(campaign, seed) + "\n";
   size_t shown = 0;
@@ -107,7 +107,12 @@ class Runner {
                 static_cast<unsigned long long>(done_),
                 static_cast<unsigned long long>(campaign_.seed), name_of(campaign_.limits.mode),
                 now_s() - begin, static_cast<unsigned long long>(found_));
-    return found_ == 0 ? 0 : 1;
+    if (refused_ != 0) {
+      std::printf("%llu of them were not run: the GPUs do not hold their ranks together\n",
+                  static_cast<unsigned long long>(refused_));
+    }
+    // Without a GPU all are.
+    return found_ == 0 && (refused_ == 0 || refused_ < done_) ? 0 : 1;
   }
 
  private:
@@ -140,7 +145,9 @@ class Runner {
     const auto found = running_.find(pid);
     if (found == running_.end()) return;
     ++done_;
-    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+    if (WIFEXITED(status) && WEXITSTATUS(status) == kRefused) {
+      ++refused_;
+    } else if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
       ++found_;
       if (WIFSIGNALED(status)) {
         std::printf("! seed %llu: %s\n    the program ended by signal %d%s\n",
@@ -160,6 +167,7 @@ class Runner {
   std::map<pid_t, uint64_t> running_;
   uint64_t done_ = 0;
   uint64_t found_ = 0;
+  uint64_t refused_ = 0;
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 namespace mep::programs {
@@ -97,6 +98,8 @@ bool parse_flag(const std::string& name, Campaign* campaign) {
     campaign->limits.ep = false;
   } else if (name == "--device") {
     campaign->limits.device = true;
+    // With fewer, kernels of ranks that share a GPU may wait behind each other.
+    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);  // NOLINT(concurrency-mt-unsafe)
   } else if (name == "--print") {
     campaign->prints = true;
   } else if (name == "-v") {

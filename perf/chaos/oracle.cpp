@@ -299,6 +299,9 @@ bool Judge::has_cause(const Life& life, const Record& record) const {
       return record.what == What::kAttach;
     case MEP_ERR_SYSTEM:
       return record.what == What::kJoin && !was_admitted(life);
+    case MEP_ERR_UNSUPPORTED:
+      // Kernels of one more communicator may not fit on a GPU that ranks share.
+      return program_.device && program_.mode == Mode::kThreads && record.what == What::kSplit;
     case MEP_ERR_BOOTSTRAP:
       return may_die_in_init() || (record.what == What::kJoin && !was_admitted(life));
     default:

@@ -13,7 +13,8 @@ namespace mep::programs {
 
 struct Outcome {
   std::vector<Finding> findings;
-  std::string story;  // if there are findings, or it was asked for
+  std::string story;     // if there are findings, or it was asked for
+  bool refused = false;  // the kernels of its ranks do not fit on a GPU together: nothing was run
 };
 
 Outcome run_program(const Program& program, const Sabotage& sabotage, uint32_t hang_ms,
