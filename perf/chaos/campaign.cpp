@@ -2,18 +2,23 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
+#include <new>
+#include <stdexcept>
 #include <vector>
 
 #include "session.hpp"
@@ -85,19 +90,44 @@ int run_one(const Campaign& campaign, uint64_t seed) {
   return 1;
 }
 
+// How far a batch has come, in memory that its process shares with this one.
+class Progress {
+ public:
+  struct Counts {
+    std::atomic<uint64_t> begun;
+    std::atomic<uint64_t> ended;
+    std::atomic<uint64_t> found;
+    std::atomic<uint64_t> refused;
+  };
+
+  Progress() {
+    void* const memory =
+        mmap(nullptr, sizeof(Counts), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::runtime_error("no memory for the progress of a batch");
+    counts_ = new (memory) Counts{};
+  }
+  ~Progress() { munmap(counts_, sizeof(Counts)); }
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+  Counts* operator->() const { return counts_; }
+
+ private:
+  Counts* counts_ = nullptr;
+};
+
 class Runner {
  public:
   explicit Runner(const Campaign& campaign) : campaign_(campaign) {}
 
   int run() {
     const double begin = now_s();
-    const double limit = campaign_.seconds == 0 ? 1e18 : static_cast<double>(campaign_.seconds);
+    if (campaign_.seconds != 0) end_s_ = begin + static_cast<double>(campaign_.seconds);
     uint64_t next = 0;
     for (;;) {
-      const bool enough = campaign_.max_findings != 0 && found_ >= campaign_.max_findings;
-      const bool more = next < campaign_.programs && now_s() - begin < limit && !enough;
-      if (more && running_.size() < campaign_.jobs) {
-        start(campaign_.seed + next++);
+      if (next < campaign_.programs && !is_over(found_) && running_.size() < campaign_.jobs) {
+        const uint64_t count = std::min<uint64_t>(campaign_.batch, campaign_.programs - next);
+        start(campaign_.seed + next, count);
+        next += count;
         continue;
       }
       if (running_.empty()) break;
@@ -116,27 +146,53 @@ class Runner {
   }
 
  private:
-  void start(uint64_t seed) {
+  struct Batch {
+    uint64_t seed;
+    uint64_t count;
+    std::unique_ptr<Progress> progress;
+  };
+
+  bool is_over(uint64_t found) const {
+    return (campaign_.max_findings != 0 && found >= campaign_.max_findings) || now_s() >= end_s_;
+  }
+
+  void start(uint64_t seed, uint64_t count) {
     std::fflush(stdout);
+    Batch batch{seed, count, std::make_unique<Progress>()};
     const pid_t parent = getpid();
     const pid_t pid = fork();
     if (pid < 0) throw std::runtime_error("fork");
     if (pid == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (getppid() != parent) _exit(127);
-      int status = 2;
-      // Threads cannot be ended from outside; the kernel ends the process.
-      if (campaign_.limits.mode == Mode::kThreads) alarm(campaign_.hang_ms / 1000 + 1);
-      try {
-        status = run_one(campaign_, seed);
-      } catch (const std::exception& error) {
-        std::fprintf(stderr, "mep_chaos: seed %llu: %s\n", static_cast<unsigned long long>(seed),
-                     error.what());
-      }
+      const int status = run_batch(batch);
       std::fflush(stdout);
       _exit(status);
     }
-    running_[pid] = seed;
+    running_[pid] = std::move(batch);
+  }
+
+  // In a process of its own; its exit status.
+  int run_batch(const Batch& batch) const {
+    Progress& progress = *batch.progress;
+    for (uint64_t i = 0; i < batch.count && !is_over(found_ + progress->found); ++i) {
+      ++progress->begun;
+      // Threads cannot be ended from outside; the kernel ends the process.
+      if (campaign_.limits.mode == Mode::kThreads) alarm(campaign_.hang_ms / 1000 + 1);
+      int status = 0;
+      try {
+        status = run_one(campaign_, batch.seed + i);
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "mep_chaos: seed %llu: %s\n",
+                     static_cast<unsigned long long>(batch.seed + i), error.what());
+        return 2;
+      }
+      std::fflush(stdout);
+      if (status == kRefused) ++progress->refused;
+      if (status == 1) ++progress->found;
+      ++progress->ended;
+    }
+    return 0;
   }
 
   void reap() {
@@ -144,27 +200,29 @@ class Runner {
     const pid_t pid = waitpid(-1, &status, 0);
     const auto found = running_.find(pid);
     if (found == running_.end()) return;
-    ++done_;
-    if (WIFEXITED(status) && WEXITSTATUS(status) == kRefused) {
-      ++refused_;
-    } else if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-      ++found_;
-      if (WIFSIGNALED(status)) {
-        std::printf("! seed %llu: %s\n    the program ended by signal %d%s\n",
-                    static_cast<unsigned long long>(found->second),
-                    replay_command(campaign_, found->second).c_str(), WTERMSIG(status),
-                    WTERMSIG(status) == SIGALRM ? ": it hangs" : "");
-      } else if (WEXITSTATUS(status) != 1) {
-        std::printf("! seed %llu: %s\n    exit status %d\n",
-                    static_cast<unsigned long long>(found->second),
-                    replay_command(campaign_, found->second).c_str(), WEXITSTATUS(status));
-      }
-    }
+    const Batch batch = std::move(found->second);
     running_.erase(found);
+    const uint64_t begun = (*batch.progress)->begun;
+    done_ += begun;
+    found_ += (*batch.progress)->found;
+    refused_ += (*batch.progress)->refused;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return;
+    ++found_;
+    const uint64_t seed = batch.seed + (*batch.progress)->ended;
+    std::printf("! seed %llu: %s\n", static_cast<unsigned long long>(seed),
+                replay_command(campaign_, seed).c_str());
+    if (WIFSIGNALED(status)) {
+      std::printf("    the program ended by signal %d%s\n", WTERMSIG(status),
+                  WTERMSIG(status) == SIGALRM ? ": it hangs" : "");
+    } else {
+      std::printf("    exit status %d\n", WEXITSTATUS(status));
+    }
+    if (begun < batch.count && !is_over(found_)) start(batch.seed + begun, batch.count - begun);
   }
 
   const Campaign& campaign_;
-  std::map<pid_t, uint64_t> running_;
+  std::map<pid_t, Batch> running_;
+  double end_s_ = 1e18;
   uint64_t done_ = 0;
   uint64_t found_ = 0;
   uint64_t refused_ = 0;

@@ -1,4 +1,4 @@
-// Many programs, some at a time, each in a process of its own.
+// Many programs, some at a time, each batch in a process of its own.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,7 @@ struct Campaign {
   uint64_t seconds = 0;  // no new program after so many; 0: no limit
   uint64_t seed = 1;
   uint32_t jobs = 2;
+  uint32_t batch = 1;  // programs of a process, one after the other
   uint32_t hang_ms = 180000;
   Limits limits;
   std::string folder = "mep_chaos_findings";

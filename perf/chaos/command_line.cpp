@@ -21,6 +21,8 @@ constexpr const char* kHelp =
     "  --seed S         of the first; the others follow (default 1)\n"
     "  --seconds T      no new program after T seconds\n"
     "  --jobs J         so many at a time (default 2)\n"
+    "  --batch B        so many in each process, one after the other (default 1): with\n"
+    "                   --threads --device the GPUs are opened once for all of them\n"
     "  --mode M         any (of the first four; default), shm, tcp, mixed (both), put\n"
     "                   (shm, unmapped), verbs (alone, or two hosts with shm in each)\n"
     "                   or threads\n"
@@ -122,6 +124,7 @@ Parsed parse_command_line(int argc, char** argv, Campaign* campaign, std::string
                  {"--seed", 0, UINT64_MAX, campaign->seed},
                  {"--seconds", 1, 1'000'000, campaign->seconds},
                  {"--jobs", 1, 256, campaign->jobs},
+                 {"--batch", 1, UINT32_MAX, campaign->batch},
                  {"--steps", 1, UINT32_MAX, campaign->limits.steps},
                  {"--patience", 1, 60, campaign->limits.patience},
                  {"--hang-ms", 1000, 3'600'000, campaign->hang_ms},
@@ -170,6 +173,7 @@ Parsed parse_command_line(int argc, char** argv, Campaign* campaign, std::string
   campaign->seed = numbers[next++].value;
   campaign->seconds = numbers[next++].value;
   campaign->jobs = static_cast<uint32_t>(numbers[next++].value);
+  campaign->batch = static_cast<uint32_t>(numbers[next++].value);
   campaign->limits.steps = static_cast<uint32_t>(numbers[next++].value);
   campaign->limits.patience = static_cast<uint32_t>(numbers[next++].value);
   campaign->hang_ms = static_cast<uint32_t>(numbers[next++].value);
