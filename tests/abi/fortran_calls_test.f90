@@ -137,7 +137,7 @@ program fortran_calls_test
   call expect(MEP_SUCCESS, mep_comm_init_all(1, comms=comms), 40)
   call expect(MEP_SUCCESS, mep_comm_destroy(comms(1)), 41)
   call mep_struct_init(config, c_sizeof(config))
-  call check(config%flags == 0 .and. config%struct_size == 88, 42)
+  call check(config%flags == 0 .and. config%struct_size == c_sizeof(config), 42)
 
 contains
 
