@@ -122,6 +122,7 @@ class Player {
   void free_comm(uint32_t number);
   void revoke(const Step& step);
   void evict(const Step& step);
+  bool posts_to_queues(mep_comm_t comm) const;
   void be_late(const Step& step);
   void mismatch(const Step& step);
   void recover(const Step& step);

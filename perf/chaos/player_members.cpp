@@ -170,9 +170,16 @@ void Player::evict(const Step& step) {
   call(step.calls[0], 0);
 }
 
+// There a deadline that passes changes the epoch of operations and not that of the comm, by which successes are judged.
+bool Player::posts_to_queues(mep_comm_t comm) const {
+  mep_comm_info_t info;
+  mep_comm_info_defaults(&info);
+  return device_ != nullptr && mep_comm_query(comm, &info) == MEP_SUCCESS && info.num_sms == 0;
+}
+
 void Player::be_late(const Step& step) {
   const auto found = comms_.find(step.calls[0].comm);
-  if (found == comms_.end() || over_) return;
+  if (found == comms_.end() || over_ || posts_to_queues(found->second.handle)) return;
   (void)mep_comm_set_timeout(found->second.handle, kLateTimeoutMs);
   if (step.actor == part_.slot) {
     const timespec late{0, kLateMs * 1'000'000};
@@ -185,7 +192,7 @@ void Player::be_late(const Step& step) {
 // Ranks that wait for each other's broadcast learn by the clock alone that they do.
 void Player::mismatch(const Step& step) {
   const auto found = comms_.find(step.calls[0].comm);
-  if (found == comms_.end() || over_) return;
+  if (found == comms_.end() || over_ || posts_to_queues(found->second.handle)) return;
   (void)mep_comm_set_timeout(found->second.handle, kMismatchTimeoutMs * program_.patience);
   call(step.calls[step.actor == part_.slot ? 1 : 0], 0);
   (void)mep_comm_set_timeout(found->second.handle, kNormalTimeoutMs * program_.patience);
