@@ -878,7 +878,7 @@ MEP_API mep_result_t mep_comm_agree(mep_comm_t comm, uint64_t flag, uint64_t* re
  * MEP_ERR_BUSY (or MEP_ERR_THREAD); on GPUs the streams that calls on it and its EP objects were made on are idle too. Waits at most
  * timeout_ms for `ranks` (count of them; count 0: whoever is ready).
  * *admitted: how many came. Every rank gives the same ranks and count. Failures do not prevent success: the next
- * collective on world reports those that it went over. Errors: MEP_ERR_TIMEOUT (not all came; those ready did; at once if a
+ * collective on world reports those that it went over, on GPUs mep_comm_async_result. Errors: MEP_ERR_TIMEOUT (not all came; those ready did; at once if a
  * replacement had connected and ended), MEP_ERR_INVALID_ARGUMENT (no rank of it; the world has grown
  * beyond this comm). Graphs that were captured before go on with the
  * replacement. A communicator made from the world meets it at its next call, streams idle; a rank is replaced on GPUs when
