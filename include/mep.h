@@ -219,7 +219,7 @@ typedef struct mep_comm_config_t {
   uint32_t suspect_ms; /* silence after which a member is suspected; 0: MEP_SUSPECT_MS, else 5000 */
   uint32_t in_place_restore_bytes; /* up to this size an in-place input is restored after a failure;
                                       0: 65536 */
-  uint32_t num_sms; /* GPUs: blocks of a kernel at most, the least that any rank says; 0: MEP_NUM_SMS,
+  uint32_t num_sms; /* GPUs: blocks of a kernel at most, the least of all ranks; 0: MEP_NUM_SMS,
                        else no limit. A group of messages has 16 all the same; ignored on hosts and
                        by the copies of collectives that go over queues. 0.3 */
   uint32_t reserved;
