@@ -715,8 +715,8 @@ MEP_API mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests,
  *   - a send ends when the receiver has made room for all of it. It needs no receive for at most four messages of one
  *     rank to another that have not been received, each of up to message_eager_bytes, 64 KB at least. Two ranks that exchange more use mep_sendrecv
  *     or a group, which is one operation: at most 96 messages of a communicator, on one stream, and none waits for
- *     another but those of one rank, one way. Where GPUs post to queues message_eager_bytes may be less, and messages and
- *     collectives of a communicator are enqueued on one stream, or on several that events order;
+ *     another but those of one rank, one way. Where GPUs post to queues message_eager_bytes may be less, and all operations
+ *     of a communicator run in the order of their calls, whatever streams they are enqueued on;
  *   - a send to a rank that is gone already is MEP_ERR_PEER_FAILED, or MEP_ERR_PEER_LEFT, at once; the rest of its group is enqueued, but not
  *     captured in a graph;
  *   - calls with one rank, one way, are in one order: on one stream, or on several that events order;

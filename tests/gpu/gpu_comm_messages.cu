@@ -169,6 +169,33 @@ void expect_result(const Rank& r, mep_result_t wanted, const char* what) {
             mep_result_string(wanted));
 }
 
+// Sends on one stream and receives on another, which nothing orders.
+void two_streams(const std::vector<Rank>& ranks, std::vector<Memory>* memory) {
+  const auto count = static_cast<uint32_t>(ranks.size());
+  std::mt19937_64 random(9);
+  std::vector<Mail> mails;
+  for (uint32_t number = 0; number < 8; ++number) {
+    for (uint32_t rank = 0; rank < count; ++rank) {
+      mails.push_back({rank, (rank + 1) % count, number, 500 + 10 * number});
+    }
+  }
+  const std::vector<Placed> placed = place(mails, memory, &random);
+  std::vector<cudaStream_t> receiving(count);
+  for (uint32_t rank = 0; rank < count; ++rank) {
+    cuda(cudaSetDevice(gpu_of(rank)));
+    cuda(cudaStreamCreateWithFlags(&receiving[rank], cudaStreamNonBlocking));
+  }
+  for (const Placed& p : placed) {
+    Rank receiver = ranks[p.mail.to];
+    receiver.stream = receiving[p.mail.to];
+    need(send(ranks[p.mail.from], p), "mep_send");
+    need(receive(receiver, p, false), "mep_recv");
+  }
+  synchronize_all();
+  expect_mail(placed, "on two streams");
+  for (const cudaStream_t stream : receiving) cuda(cudaStreamDestroy(stream));
+}
+
 // A receive that is too short, of another type or tag loses the message; the next one goes on. More are sent than lanes
 // have slots, before any is received.
 void does_not_fit(const std::vector<Rank>& ranks, std::vector<Memory>* memory) {
@@ -226,6 +253,7 @@ void messages(uint32_t count, uint64_t seed) {
   if (count == 2) sizes.push_back(18'500'001);  // more than the slots of all lanes hold
   for (const size_t bytes : sizes) ring(ranks, &memory, bytes, seed + bytes);
   groups(ranks, &memory, seed);
+  two_streams(ranks, &memory);
   for (const Rank& rank : ranks) expect_result(rank, MEP_SUCCESS, "messages");
   if (count > 1) does_not_fit(ranks, &memory);
   close_ranks(&ranks);

@@ -214,10 +214,25 @@ mep_result_t StagedComm::enqueue_counted(Collective kind, const CollectiveArgs& 
       name_of(kind));
 }
 
+template <typename Enqueue>
+mep_result_t StagedComm::in_turn(void* stream, Enqueue&& enqueue) {
+  bool capturing = false;
+  MEP_TRY(is_capturing(stream, &capturing));
+  if (capturing) return enqueue();
+  MEP_TRY(last_.hold(stream));
+  MEP_TRY(enqueue());
+  return last_.record(stream);
+}
+
 mep_result_t StagedComm::carry_out(Collective kind, const CollectiveArgs& args, void* stream) {
   const DeviceScope scope(device_);
   MEP_TRY(scope.check());
   MEP_TRY(check_collective(kind, args, stream));
+  return in_turn(stream, [&] { return enqueue_collective(kind, args, stream); });
+}
+
+mep_result_t StagedComm::enqueue_collective(Collective kind, const CollectiveArgs& args,
+                                            void* stream) {
   if (facts_of(kind).has_counts) return enqueue_counted(kind, args, stream);
   StagePlan plan;
   MEP_TRY(plan_stage(kind, comm_.rank(), comm_.size(), static_cast<uint32_t>(args.root), &plan));
@@ -246,8 +261,10 @@ mep_result_t StagedComm::enqueue_messages(std::span<const StreamMessage> message
   }
   StageRequest request{};
   request.step = device::StageStep::kMessagesBegin;
-  MEP_TRY(
-      check_cuda(device::stage_list(channel_.kernels(), request, list, {}, stream), "messages"));
+  MEP_TRY(in_turn(stream, [&] {
+    return check_cuda(device::stage_list(channel_.kernels(), request, list, {}, stream),
+                      "messages");
+  }));
   return lost;
 }
 

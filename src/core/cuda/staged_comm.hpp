@@ -85,6 +85,10 @@ class StagedComm : public CudaBackend, public ViewParticipant {
  private:
   mep_result_t open_memory();
   mep_result_t serve(const device::StageRequest& request, device::StageAnswer* answer);
+  // Kernels of the channel run one after the other, on whatever streams; in a graph the order is the caller's.
+  template <typename Enqueue>
+  mep_result_t in_turn(void* stream, Enqueue&& enqueue);
+  mep_result_t enqueue_collective(Collective kind, const CollectiveArgs& args, void* stream);
   mep_result_t enqueue_counted(Collective kind, const CollectiveArgs& args, void* stream);
   device::OpStatusPlace place_of(mep_op_status_t* status) const;
   void start();
@@ -101,6 +105,7 @@ class StagedComm : public CudaBackend, public ViewParticipant {
   std::unique_ptr<Comm> stream_comm_;
   StagedChannel channel_;
   std::unique_ptr<DeviceStream> stream_;
+  DeviceEvent last_;  // behind the latest operation
   std::shared_ptr<PinnedMemory> staging_;
   StageServer server_;
   gpu_queue::SoftNic nic_;

@@ -406,6 +406,13 @@ mep_result_t DeviceEvent::record(void* stream) {
                "an event");
 }
 
+mep_result_t DeviceEvent::hold(void* stream) const {
+  if (event_ == nullptr) return MEP_SUCCESS;
+  return check(
+      cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event_), 0),
+      "waiting for an event");
+}
+
 bool DeviceEvent::has_passed() const {
   return event_ == nullptr || cudaEventQuery(static_cast<cudaEvent_t>(event_)) != cudaErrorNotReady;
 }

@@ -157,6 +157,8 @@ class DeviceEvent {
   DeviceEvent& operator=(const DeviceEvent&) = delete;
   // Behind what the stream has.
   [[nodiscard]] mep_result_t record(void* stream);
+  // The stream goes on when all before the latest place has run.
+  [[nodiscard]] mep_result_t hold(void* stream) const;
   // All before the latest place has run.
   bool has_passed() const;
 
