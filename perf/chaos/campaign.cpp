@@ -184,7 +184,7 @@ class Runner {
         status = run_one(campaign_, batch.seed + i);
       } catch (const std::exception& error) {
         std::fprintf(stderr, "mep_chaos: seed %llu: %s\n",
-                     static_cast<unsigned long long>(batch.seed + i), error.what());
+                     static_cast<unsigned long long>(batch.seed) + i, error.what());
         return 2;
       }
       std::fflush(stdout);
