@@ -34,7 +34,7 @@ class StagedCounted {
 
  private:
   enum class Phase : uint8_t { kGiving, kRunning, kTaking };
-  // Of one of the caller's buffers.
+  // One of the caller's buffers.
   struct Side {
     bool has_one_for_each = false;
     std::vector<device::StageItem> blocks;  // by place

@@ -61,7 +61,7 @@ struct StageList {
   uint64_t count;
   StageItem of[kStageItems];
 };
-// As many as an argument of a kernel has room for.
+// An argument of a kernel has room for so many.
 struct StageSublist {
   uint64_t first;  // its place in the list
   uint64_t count;
