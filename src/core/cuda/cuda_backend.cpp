@@ -90,6 +90,11 @@ mep_result_t CudaBackend::check_collective(Collective kind, const CollectiveArgs
   return check_pointer(device(), args.receive, "recvbuf");
 }
 
+device::OpStatusPlace CudaBackend::place_of(mep_op_status_t* status) const {
+  const uint32_t ranks = comm_.size();
+  return device::op_status_place(status, mep_op_status_size(static_cast<int32_t>(ranks)), ranks);
+}
+
 mep_result_t CudaBackend::lay_out_counted(Collective kind, const CollectiveArgs& args,
                                           CountedBlocks* laid) const {
   const OperationFacts& facts = facts_of(kind);

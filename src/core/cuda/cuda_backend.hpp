@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/comm/gpu_backend.hpp"
+#include "kernels/cuda/device/op_status.hpp"
 #include "transport/cuda/device_memory.hpp"
 
 namespace mep {
@@ -46,6 +47,8 @@ class CudaBackend : public GpuBackend {
   // Before a collective; with counts the caller looks at the buffers.
   [[nodiscard]] mep_result_t check_collective(Collective kind, const CollectiveArgs& args,
                                               const void* stream) const;
+  // A record of the caller's with room for all ranks; null: none.
+  device::OpStatusPlace place_of(mep_op_status_t* status) const;
   // The blocks that this rank gives and gets, whose memory is the GPU's; others have no bytes.
   [[nodiscard]] mep_result_t lay_out_counted(Collective kind, const CollectiveArgs& args,
                                              CountedBlocks* laid) const;

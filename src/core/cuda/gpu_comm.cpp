@@ -123,11 +123,6 @@ mep_result_t GpuComm::write_state(const device::CollDecision& begin, uint64_t ti
   return copy_to_device(state_, &first, sizeof first);
 }
 
-device::OpStatusPlace GpuComm::place_of(mep_op_status_t* status) const {
-  const uint32_t ranks = comm_.size();
-  return device::op_status_place(status, mep_op_status_size(static_cast<int32_t>(ranks)), ranks);
-}
-
 mep_result_t GpuComm::begin_proof() {
   proof_ = records().lend();
   return launch_barrier(proof_->status);

@@ -72,7 +72,6 @@ class GpuComm : public CudaBackend, public ViewParticipant {
 
  private:
   mep_result_t carry_out(Collective kind, const CollectiveArgs& args, void* stream) override;
-  device::OpStatusPlace place_of(mep_op_status_t* status) const;
   mep_result_t launch_counted(const CollectiveArgs& args, device::CollCall* call, void* stream);
   void watch() override;
   mep_result_t launch_barrier(mep_op_status_t* status);

@@ -183,11 +183,6 @@ mep_result_t StagedComm::enqueue_part(Collective kind, const CollectiveArgs& arg
                     name_of(kind));
 }
 
-device::OpStatusPlace StagedComm::place_of(mep_op_status_t* status) const {
-  const uint32_t ranks = comm_.size();
-  return device::op_status_place(status, mep_op_status_size(static_cast<int32_t>(ranks)), ranks);
-}
-
 mep_result_t StagedComm::enqueue_counted(Collective kind, const CollectiveArgs& args,
                                          void* stream) {
   const OperationFacts& facts = facts_of(kind);

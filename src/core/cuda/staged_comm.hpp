@@ -90,7 +90,6 @@ class StagedComm : public CudaBackend, public ViewParticipant {
   mep_result_t in_turn(void* stream, Enqueue&& enqueue);
   mep_result_t enqueue_collective(Collective kind, const CollectiveArgs& args, void* stream);
   mep_result_t enqueue_counted(Collective kind, const CollectiveArgs& args, void* stream);
-  device::OpStatusPlace place_of(mep_op_status_t* status) const;
   void start();
   mep_result_t carry_out(Collective kind, const CollectiveArgs& args, void* stream) override;
   mep_result_t enqueue_part(Collective kind, const CollectiveArgs& args, const StagePlan& plan,

@@ -70,7 +70,7 @@ mep_result_t StagedCounted::begin(const device::StageRequest& request,
   for (uint64_t i = 0; i < std::min<uint64_t>(list.count, device::kStageItems); ++i) {
     const device::StageItem& block = list.of[i];
     Side& side = block.is_send != 0 ? given_ : gotten_;
-    side.blocks[place_of_block(side.has_one_for_each, block.peer)] = block;
+    side.blocks[side.has_one_for_each ? block.peer : 0] = block;
     longest = std::max(longest, block.bytes);
   }
   uint64_t most = 0;

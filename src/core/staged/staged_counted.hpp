@@ -16,11 +16,6 @@
 
 namespace mep {
 
-// The place of a buffer's block for a rank, or of the only one.
-constexpr uint32_t place_of_block(bool has_one_for_each, uint32_t rank) {
-  return has_one_for_each ? rank : 0;
-}
-
 class StagedCounted {
  public:
   // The memory and the comm outlive this; all is allocated here.
