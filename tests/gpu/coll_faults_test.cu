@@ -151,6 +151,44 @@ void half_served(uint32_t ranks, const Scene& scene = {}) {
               ranks, mep::name_of(scene.kind));
 }
 
+// The last rank calls something else and dies. A member that a freeze has kept from finding that out is told by the
+// decision, so that its next calls are those of the others.
+void mismatch_in_change(uint32_t ranks) {
+  Rig rig(ranks, 5000);
+  Ranks members(rig);
+  const uint32_t gone = ranks - 1;
+  const uint32_t parked = 0;
+  rig.freeze(parked);
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    CollCall call = members.call(rank);
+    call.bytes -= rank == gone ? 4 : 0;
+    rig.launch(rank, call);
+  }
+  for (uint32_t rank = 1; rank < gone; ++rank) {
+    GPU_CHECK(wait_for([&] { return Rig::word_of(&rig.post(rank)->done) == 1; }),
+              "rank %u does not find the mismatch", rank);
+    rig.freeze(rank);
+  }
+  GPU_CHECK(rig.acknowledged(parked) && rig.post(parked)->done == 0, "it does not park");
+  for (uint32_t rank = 0; rank < gone; ++rank) {
+    rig.install(rank, decision_of(1, 3, all_but(ranks, gone)));
+  }
+  rig.synchronize();
+  for (const int32_t wanted : {MEP_ERR_MISMATCH, MEP_ERR_PEER_FAILED}) {
+    for (uint32_t rank = 0; rank < gone; ++rank) {
+      const int32_t told = members.statuses[rank]->head.result;
+      GPU_CHECK(told == wanted, "rank %u: %d, not %d", rank, told, wanted);
+    }
+    members.clear();
+    for (uint32_t rank = 0; rank < gone; ++rank) rig.launch(rank, members.call(rank));
+    rig.synchronize();
+  }
+  for (uint32_t rank = 0; rank < gone; ++rank) {
+    members.expect(all_but(ranks, gone), rank, "after a mismatch in a view change");
+  }
+  std::printf("  %u ranks: a view change during a mismatch ends it alike\n", ranks);
+}
+
 // The last rank dies after an operation that it has served. One survivor has ended that operation and goes on into
 // the next epoch at once; the other still reads, in places that the next epoch uses too.
 void slow_reader(uint32_t ranks) {
@@ -325,6 +363,7 @@ int main() {
     stopped(3, 200, Places::kAsUsual, {kind, 0, 2000}, 20);
   }
   for (const uint32_t ranks : {2u, 4u}) dead_root(ranks);
+  for (const uint32_t ranks : {3u, 4u}) mismatch_in_change(ranks);
   half_served(3);
   for (const size_t count : {size_t{2000}, kCount}) {
     half_served(3, {Collective::k_allgather, 0, count});

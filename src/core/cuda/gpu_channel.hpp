@@ -28,7 +28,7 @@ class GpuChannel {
 
   uint64_t id() const { return id_; }
   device::CollPost* post() const { return post_; }
-  // The number of the latest operation that succeeded. Any thread.
+  // The number of the latest operation that succeeded or found a mismatch. Any thread.
   uint64_t done() const;
   bool busy() const;
 

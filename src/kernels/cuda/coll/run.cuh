@@ -168,6 +168,11 @@ __device__ inline void signal_members(const CollState* state, const CollFrame& f
   signal_members<store>(whole_team(), state, frame, row, tag);
 }
 
+// Number of the latest operation that the window's rank has ended by a mismatch.
+__device__ inline uint64_t* mismatch_word(uint8_t* window) {
+  return reinterpret_cast<uint64_t*>(window) + 1;
+}
+
 // The leader's decision on the operation, as far as it concerns a source.
 enum class Outlook {
   kWaits,     // nothing yet, or its bytes will come
@@ -316,6 +321,15 @@ struct CollLeader {
     return false;
   }
 
+  // A peer has ended this operation by a mismatch.
+  __device__ bool is_mismatch(uint64_t live) const {
+    for (uint32_t rank = 0; rank < state->layout.ranks; ++rank) {
+      if ((live >> rank & 1) == 0) continue;
+      if (load_word_acquire(mismatch_word(state->windows[rank])) == frame->seq) return true;
+    }
+    return false;
+  }
+
   // Takes in the decisions that have come. The first ends the operation's epoch and decides it; of the others only
   // who has gone counts here. Each ends one operation of its own, on ranks that were late as on all.
   __device__ void take_decisions(uint64_t count) {
@@ -337,12 +351,12 @@ struct CollLeader {
       last.result = *static_cast<const volatile int32_t*>(&from->result);
       state->decided_live = last.live;
       if (!decided) {
-        const bool succeeds =
+        const bool is_over =
             !missed && last.old_epoch == frame->epoch && frame->seq <= last.last_completed;
-        if (succeeds && find_donor(last.live)) {
+        if (is_over && find_donor(last.live)) {
           decide(kCollGoOn);
         } else {
-          decide_failure(last.result);
+          decide_failure(is_over && is_mismatch(last.live) ? MEP_ERR_MISMATCH : last.result);
         }
       }
     }
@@ -478,6 +492,7 @@ struct CollLeader {
     if (result == MEP_ERR_MISMATCH) {
       state->seq = frame->seq;
       state->step = frame->step + (frame->chunks == 0 ? 1 : 2);  // the lengths were told, too
+      store_word(mismatch_word(state->windows[state->rank]), frame->seq);
     }
     if (result != MEP_SUCCESS) {
       __threadfence_system();  // `done` of the operation before
@@ -504,7 +519,8 @@ struct CollLeader {
     tell_failure(result);
     // To the host: the memory of the comm is touched no more.
     __threadfence();
-    store_word(result == MEP_SUCCESS ? &post->done : &post->closed, frame->seq);
+    const bool is_alike = result == MEP_SUCCESS || result == MEP_ERR_MISMATCH;
+    store_word(is_alike ? &post->done : &post->closed, frame->seq);
   }
 
   // An operation that is refused: it takes no number and touches no window.

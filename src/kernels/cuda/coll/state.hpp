@@ -16,7 +16,8 @@
 //
 // A word carries a fingerprint of the call, so ranks that call different things find out in the first step,
 // all of them, since all wait for all. Such an operation fails with MEP_ERR_MISMATCH, and takes a number
-// and one step; where lengths differ that they told in the first step, two.
+// and one step; where lengths differ that they told in the first step, two. It counts as done: a rank that a decision
+// ends before it has found out fails alike, so that the next calls of all ranks meet.
 //
 // Membership. `entered`, `done` and `parked` tell the control thread what the device has begun and
 // ended; `word` is odd while the channel is frozen. The leader stores `entered` and then reads `word`,
@@ -70,11 +71,11 @@ struct CollPost {
   CollDecision decisions[kCollDecisions];
   // The device's half.
   alignas(64) uint64_t entered;  // number of the latest operation that has begun
-  uint64_t done;                 // ... that has succeeded, and touches memory of the comm no more
-  uint64_t failed;               // ... that has ended without success
-  uint64_t closed;               // ... and touches memory of the comm no more
-  uint64_t parked;               // value of `word` for which the running operation waits
-  uint64_t failures;             // count; number f (from 1) is at f % kCollFailures
+  uint64_t done;  // ... that succeeded or found a mismatch, and touches memory of the comm no more
+  uint64_t failed;    // ... that has ended without success
+  uint64_t closed;    // ... and touches memory of the comm no more
+  uint64_t parked;    // value of `word` for which the running operation waits
+  uint64_t failures;  // count; number f (from 1) is at f % kCollFailures
   int32_t failed_results[kCollFailures];
   uint64_t late_epoch;  // an operation of this epoch passed its deadline; written last
   uint64_t late_seq;
@@ -92,7 +93,8 @@ struct CollLayout {
   uint64_t sliced_reduce_bytes;     // a reduce likewise
   uint64_t message_chunk_bytes;     // of a slot of messages, behind the head
 
-  static constexpr uint64_t kWordsAt = 4096;  // before: the header, word 0 is `done`
+  // Before: the header. Word 0 is `done`, of successes alone; word 1 is mismatch_word().
+  static constexpr uint64_t kWordsAt = 4096;
   static constexpr uint64_t kRowBytes = uint64_t{kMaxCollRanks} * 8;
 
 #ifdef __CUDACC__
