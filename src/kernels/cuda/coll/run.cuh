@@ -436,6 +436,7 @@ struct CollLeader {
         __nanosleep(20);
         continue;
       }
+      let_others_run();
       const uint64_t now = nanoseconds();
       if (now < next_look) continue;
       next_look = now + kLookNs;
