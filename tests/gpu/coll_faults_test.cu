@@ -133,7 +133,7 @@ void half_served(uint32_t ranks, const Scene& scene = {}) {
               static_cast<unsigned long long>(rig.post(rank)->done));
   }
   for (uint32_t rank = 0; rank < gone; ++rank) {
-    rig.install(rank, decision_of(2, 3, all_but(ranks, gone)));
+    rig.install(rank, decision_of(2, 4, all_but(ranks, gone)));
   }
   rig.synchronize();
   for (uint32_t rank = 0; rank < gone; ++rank) {
