@@ -191,7 +191,8 @@ class Death {
       last_completed = std::max(last_completed, Rig::word_of(&rig_.post(rank)->done));
     }
     for (uint32_t rank = 0; rank < rig_.ranks(); ++rank) {
-      CollDecision decision = decision_of(last_completed, 3, all_but(rig_.ranks(), gone_));
+      CollDecision decision =
+          decision_of(last_completed, last_completed + 2, all_but(rig_.ranks(), gone_));
       // The dead one's kernel has to end too. It learns that its world has.
       if (rank == gone_) decision.last_completed = decision.epoch = 0;
       rig_.install(rank, decision);
