@@ -17,6 +17,14 @@ uint32_t part_of(uint32_t iteration, uint32_t buffer, Operation operation) {
 
 }  // namespace
 
+// On GPUs an operation tells there how it ended.
+template <class Receive>
+void EpPlayer::give_status(Buffer* buffer, Receive* receive) {
+  if (buffer->status.there == nullptr) return;
+  receive->op_status = &buffer->status.there->head;
+  receive->op_status_bytes = sizeof(Status);
+}
+
 EpPlayer::EpPlayer(Player* player) : player_(*player) {}
 EpPlayer::~EpPlayer() = default;
 
@@ -54,7 +62,8 @@ bool EpPlayer::make(uint32_t number, uint32_t first_serial) {
     Player::Said said;
     said.result = mep_ep_create(comm->second.handle, &config, &object.handle);
     player_.end(What::kEpCreate, part, shape.comm, nullptr, said);
-    if (said.result == MEP_SUCCESS) break;
+    // On GPUs UNSUPPORTED: its kernels do not fit beside those of the other ranks.
+    if (said.result == MEP_SUCCESS || said.result == MEP_ERR_UNSUPPORTED) break;
   }
   if (object.handle == nullptr) return false;
   // Rows go to those who are there now; all ask in the same operation, so all know the same.
@@ -122,7 +131,12 @@ void EpPlayer::layers(const Step& step) {
   uint64_t anybody = trouble ? 1 : 0;
   bool retried = false;
   if (!player_.sync(comm, &anybody, nullptr, &retried)) return;
-  if (anybody == 0 && !retried) return;
+  found->second.had_trouble = anybody != 0 || retried;
+}
+
+void EpPlayer::renew(const Step& step) {
+  const auto found = objects_.find(step.ep);
+  if (found == objects_.end() || player_.over_ || !found->second.had_trouble) return;
   free(step.ep);
   (void)make(step.ep, player_.step_ << 8 | 0x80);
 }
@@ -151,6 +165,7 @@ bool EpPlayer::round(const Step& step, Object* object, uint32_t iteration) {
   const bool combines = plan.percent(85);
   const auto count = static_cast<uint32_t>(object->buffers.size());
   iteration_ = iteration;
+  if (player_.device_ != nullptr) player_.device_->recycle();
   for (uint32_t i = 0; i < count; ++i) {
     Buffer& buffer = *object->buffers[i];
     buffer.data = std::make_unique<EpRound>(player_.program_, shape, members, object->live,
@@ -173,7 +188,7 @@ bool EpPlayer::round(const Step& step, Object* object, uint32_t iteration) {
   return true;
 }
 
-mep_op_info_t EpPlayer::last_op(const Object& object, uint32_t index, Ranks* ranks) {
+mep_op_info_t EpPlayer::last_op(const Object& object, uint32_t index, Ranks* ranks) const {
   uint64_t contributors = 0;
   mep_op_info_t info;
   mep_op_info_defaults(&info);
@@ -181,6 +196,15 @@ mep_op_info_t EpPlayer::last_op(const Object& object, uint32_t index, Ranks* ran
   info.contributors_words = 1;
   info.failed = &ranks->failed;
   info.failed_words = 1;
+  if (player_.device_ != nullptr) {
+    const Status& status = object.buffers[index]->status.here[0];
+    ranks->failed = ranks->lacking = status.failed;
+    info.result = status.head.result;
+    info.epoch = status.head.epoch;
+    info.seq = status.head.seq;
+    info.contributors = info.failed = nullptr;
+    return info;
+  }
   if (mep_ep_last_op(object.handle, index, &info) != MEP_SUCCESS) mep_op_info_defaults(&info);
   info.contributors = nullptr;
   info.failed = nullptr;
@@ -197,30 +221,34 @@ bool EpPlayer::dispatch(const Step& step, Object* object, uint32_t index, Halves
   mep_dispatch_send_defaults(&send);
   mep_dispatch_receive_defaults(&receive);
   send.num_tokens = buffer.data->tokens(player_.comms_[shape.comm].members.rank);
-  send.x = buffer.x.data();
-  send.topk_idx = buffer.routing.data();
-  send.topk_weights = buffer.weights.data();
-  if (shape.high_throughput) receive.recv_total = &buffer.total;
+  send.x = buffer.x.get();
+  send.topk_idx = buffer.routing.get();
+  send.topk_weights = buffer.weights.get();
+  if (shape.high_throughput) receive.recv_total = buffer.total.get();
+  give_status(&buffer, &receive);
   if (shape.own_memory) {
-    receive.recv_x = buffer.recv_x.data();
-    receive.recv_count = buffer.recv_count.data();
-    receive.src_info = buffer.src_info.data();
-    receive.layout_range = buffer.layout_range.data();
+    receive.recv_x = buffer.recv_x.get();
+    receive.recv_count = buffer.recv_count.get();
+    receive.src_info = buffer.src_info.get();
+    receive.layout_range = buffer.layout_range.get();
   }
   const Operation operation = receives ? kDispatchReceive : kDispatchSend;
   const uint32_t part = part_of(iteration_, index, operation);
   Ranks ranks;
   const mep_op_info_t before = last_op(*object, index, &ranks);
   player_.begin(What::kDispatch, part, shape.comm);
-  const mep_result_t result =
-      mep_dispatch(buffer.handle, halves != Halves::kReceive ? &send : nullptr,
-                   receives ? &receive : nullptr, nullptr);
-  const bool ended = note(What::kDispatch, step, *object, index, part, result, before, &ranks);
+  mep_result_t result = mep_dispatch(buffer.handle, halves != Halves::kReceive ? &send : nullptr,
+                                     receives ? &receive : nullptr, stream());
+  const bool ended = note(What::kDispatch, step, object, index, part, &result, before, &ranks);
   if (!receives) {
     buffer.sent = is_uniform() || result == MEP_SUCCESS ? Sent::kDispatch : Sent::kNothing;
     // The input is the caller's again.
-    std::fill(buffer.x.begin(), buffer.x.end(), uint8_t{0xee});
-    std::fill(buffer.routing.begin(), buffer.routing.end(), int64_t{987654});
+    buffer.x.here.assign(buffer.x.here.size(), uint8_t{0xee});
+    buffer.routing.here.assign(buffer.routing.here.size(), int64_t{987654});
+    if (player_.device_ != nullptr) {
+      buffer.x.upload(player_.device_.get());
+      buffer.routing.upload(player_.device_.get());
+    }
     return is_uniform() || result == MEP_SUCCESS;
   }
   buffer.sent = Sent::kNothing;
@@ -230,6 +258,7 @@ bool EpPlayer::dispatch(const Step& step, Object* object, uint32_t index, Halves
   }
   buffer.missing = ranks.lacking;
   if (result != MEP_SUCCESS && result != MEP_PARTIAL && result != MEP_ERR_PEER_FAILED) return false;
+  take_rows(shape, &buffer);
   const std::string what = check_rows(shape, buffer, result == MEP_SUCCESS);
   if (!what.empty()) player_.wrong(What::kDispatch, part, shape.comm, what);
   return result == MEP_SUCCESS;
@@ -243,20 +272,23 @@ bool EpPlayer::combine(const Step& step, Object* object, uint32_t index, Halves 
   mep_combine_receive_t receive;
   mep_combine_send_defaults(&send);
   mep_combine_receive_defaults(&receive);
-  send.y = shape.own_memory ? buffer.y.data() : buffer.view.combine_input;
-  receive.out = buffer.out.data();
+  send.y = shape.own_memory ? buffer.y.get() : buffer.view.combine_input;
+  receive.out = buffer.out.get();
+  give_status(&buffer, &receive);
   const Operation operation = receives ? kCombineReceive : kCombineSend;
   const uint32_t part = part_of(iteration_, index, operation);
   Ranks ranks;
   const mep_op_info_t before = last_op(*object, index, &ranks);
   player_.begin(What::kCombine, part, shape.comm);
-  const mep_result_t result =
-      mep_combine(buffer.handle, halves != Halves::kReceive ? &send : nullptr,
-                  receives ? &receive : nullptr, nullptr);
-  const bool ended = note(What::kCombine, step, *object, index, part, result, before, &ranks);
+  mep_result_t result = mep_combine(buffer.handle, halves != Halves::kReceive ? &send : nullptr,
+                                    receives ? &receive : nullptr, stream());
+  const bool ended = note(What::kCombine, step, object, index, part, &result, before, &ranks);
   if (!receives) {
     buffer.sent = is_uniform() || result == MEP_SUCCESS ? Sent::kCombine : Sent::kNothing;
-    if (result == MEP_SUCCESS) std::fill(buffer.y.begin(), buffer.y.end(), uint8_t{0xee});
+    if (result == MEP_SUCCESS && shape.own_memory) {
+      buffer.y.here.assign(buffer.y.here.size(), uint8_t{0xee});
+      if (player_.device_ != nullptr) buffer.y.upload(player_.device_.get());
+    }
     return is_uniform() || result == MEP_SUCCESS;
   }
   buffer.sent = Sent::kNothing;
@@ -266,6 +298,7 @@ bool EpPlayer::combine(const Step& step, Object* object, uint32_t index, Halves 
   }
   buffer.missing = ranks.lacking;
   if (result != MEP_SUCCESS && result != MEP_PARTIAL && result != MEP_ERR_PEER_FAILED) return false;
+  if (player_.device_ != nullptr) buffer.out.fetch(player_.device_.get(), buffer.out.there);
   const std::string what = check_out(shape, buffer);
   if (!what.empty()) player_.wrong(What::kCombine, part, shape.comm, what);
   return result == MEP_SUCCESS;
@@ -275,22 +308,44 @@ bool EpPlayer::is_uniform() const {
   return (player_.program_.flags & MEP_COMM_UNIFORM) != 0;
 }
 
-// Whether an operation has ended; else the call told news and did nothing else.
-bool EpPlayer::note(What what, const Step& step, const Object& object, uint32_t index,
-                    uint32_t part, mep_result_t result, const mep_op_info_t& before, Ranks* ranks) {
+mep_stream_t EpPlayer::stream() const {
+  return player_.device_ != nullptr ? player_.device_->stream() : nullptr;
+}
+
+// A send alone has no statement of its own: what became of it the receive tells.
+void EpPlayer::finish_on_stream(mep_comm_t comm, Buffer* buffer, bool receives,
+                                mep_result_t* result) const {
+  player_.device_->synchronize();
+  if (receives) {
+    buffer->status.fetch(player_.device_.get(), buffer->status.there);
+    *result = buffer->status.here[0].head.result;
+  }
+  // The comm's collectives ask it about themselves.
+  (void)mep_comm_async_result(comm);
+}
+
+bool EpPlayer::note(What what, const Step& step, Object* object, uint32_t index, uint32_t part,
+                    mep_result_t* result, const mep_op_info_t& before, Ranks* ranks) {
   const uint32_t comm = player_.program_.eps[step.ep].comm;
+  const bool receives = (part & 1) != 0;
   Player::Said said;
-  said.result = result;
   said.has_info = true;
   // The text of this failure, before another call may have one.
-  const std::string text = result < 0 ? mep_last_error() : "";
-  said.info = last_op(object, index, ranks);
+  const std::string text = *result < 0 ? mep_last_error() : "";
+  const bool on_gpu = player_.device_ != nullptr;
+  const bool is_enqueued = on_gpu && *result == MEP_SUCCESS;
+  if (is_enqueued) {
+    finish_on_stream(player_.comms_[comm].handle, object->buffers[index].get(), receives, result);
+  }
+  said.result = *result;
+  said.info = last_op(*object, index, ranks);
   said.failed = ranks->failed;
   player_.end(what, part, comm, &player_.comms_[comm], said, 0, text);
-  if (result == MEP_PARTIAL && (player_.program_.flags & MEP_COMM_PARTIAL) == 0) {
+  if (*result == MEP_PARTIAL && (player_.program_.flags & MEP_COMM_PARTIAL) == 0) {
     player_.wrong(what, part, comm, "MEP_PARTIAL, which nobody has asked for");
   }
-  return result >= 0 ||
+  if (on_gpu) return is_enqueued;
+  return *result >= 0 ||
          (said.info.seq != 0 && (said.info.epoch != before.epoch || said.info.seq != before.seq));
 }
 

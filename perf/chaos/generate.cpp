@@ -90,8 +90,9 @@ void Generator::choose_job() {
       break;
   }
   choose_hosts(std::min(hosts, program_.ranks));
-  has_ep_ = random_.percent(30) && limits_.ep && !limits_.device;
-  if (has_ep_ && random_.percent(30)) program_.flags |= MEP_COMM_UNIFORM;
+  has_ep_ = random_.percent(30) && limits_.ep;
+  // On GPUs an EP object does not take it.
+  if (has_ep_ && random_.percent(30) && !limits_.device) program_.flags |= MEP_COMM_UNIFORM;
   if (has_ep_ && random_.percent(40)) program_.flags |= MEP_COMM_PARTIAL;
   Comm world{kWorld, {}};
   for (uint32_t slot = 0; slot < program_.ranks; ++slot) world.slots.push_back(slot);

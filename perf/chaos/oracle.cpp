@@ -254,10 +254,9 @@ bool Judge::has_cause(const Life& life, const Record& record) const {
     });
   };
   const auto evicted = [&] {
-    for (const Step& step : program_.steps) {
-      if (step.kind == StepKind::kEvict && step.target == life.slot) return true;
-    }
-    return false;
+    return std::any_of(program_.steps.begin(), program_.steps.end(), [&](const Step& step) {
+      return step.kind == StepKind::kEvict && step.target == life.slot;
+    });
   };
   switch (record.result) {
     case MEP_SUCCESS:
@@ -300,8 +299,9 @@ bool Judge::has_cause(const Life& life, const Record& record) const {
     case MEP_ERR_SYSTEM:
       return record.what == What::kJoin && !was_admitted(life);
     case MEP_ERR_UNSUPPORTED:
-      // Kernels of one more communicator may not fit on a GPU that ranks share.
-      return program_.device && program_.mode == Mode::kThreads && record.what == What::kSplit;
+      // Kernels of one more communicator or EP object may not fit on a GPU that ranks share.
+      if (!program_.device || program_.mode != Mode::kThreads) return false;
+      return record.what == What::kSplit || record.what == What::kEpCreate;
     case MEP_ERR_BOOTSTRAP:
       return may_die_in_init() || (record.what == What::kJoin && !was_admitted(life));
     default:

@@ -219,13 +219,20 @@ void Player::act(const Step& step) {
       grow(step);
       break;
     case StepKind::kEpCreate:
+      meet_idle();
       ep_->create(step);
+      meet_idle();
       break;
     case StepKind::kEpLayers:
       ep_->layers(step);
+      meet_idle();
+      ep_->renew(step);
+      meet_idle();
       break;
     case StepKind::kEpFree:
+      meet_idle();
       ep_->free(step.ep);
+      meet_idle();
       break;
     case StepKind::kCount:
       next_record(Entry::kCount, What::kCall, 0, world_).resources = count_resources();

@@ -70,6 +70,14 @@ std::string text_of(const Fault& fault) {
   return whom;
 }
 
+// Bytes that ranks of an EP object give in one round, and may get.
+size_t ep_bytes(const EpShape& shape, size_t ranks) {
+  constexpr size_t kPlaces = 16 * 256;  // of arrays, and what lies beside rows
+  const size_t row = shape.hidden * (element_bytes(shape.input) + element_bytes(shape.combine));
+  const size_t rows = (shape.local_experts * ranks + 1) * shape.max_tokens;
+  return shape.buffers * (kPlaces + rows * (row + 16 * (1 + shape.top_k)));
+}
+
 }  // namespace
 
 const char* name_of(Mode mode) {
@@ -156,6 +164,7 @@ size_t Program::device_bytes() const {
       if (!facts_of(call.kind).has_data()) continue;
       bytes += 2 * max_ranks * call.count * element_bytes(call.dtype) + 4096;
     }
+    if (step.kind == StepKind::kEpLayers) bytes = ep_bytes(eps[step.ep], max_ranks);
     most = std::max(most, bytes);
   }
   return most + kSlack;
