@@ -198,7 +198,8 @@ mep_result_t GpuBuffers::connect_buffers(const CommView& view, const Deadline& d
   for (uint32_t i = 0; i < shape_.buffers; ++i) {
     Buffer& buffer = buffers_[i];
     if (buffer.windows != nullptr) {
-      MEP_TRY(reach_peers(buffer, view, deadline, stream_->get()));
+      MEP_TRY(buffer.windows->connect(view, deadline));
+      MEP_TRY(tell_windows(buffer, stream_->get()));
       buffer.window = buffer.windows->own();
     }
     if (buffer.queued != nullptr) {
@@ -218,9 +219,7 @@ mep_result_t GpuBuffers::connect_buffers(const CommView& view, const Deadline& d
 }
 
 // The table of windows that kernels read. With queues it tells who is mapped, and a rank does not map itself.
-mep_result_t GpuBuffers::reach_peers(Buffer& buffer, const CommView& view, const Deadline& deadline,
-                                     void* stream) {
-  MEP_TRY(buffer.windows->connect(view, deadline));
+mep_result_t GpuBuffers::tell_windows(const Buffer& buffer, void* stream) const {
   std::vector<std::byte*> windows = buffer.windows->addresses();
   if (buffer.queued != nullptr) windows[shape_.rank] = nullptr;
   return copy_in_order(buffer.peers, windows.data(), windows.size() * sizeof(std::byte*), stream);
@@ -381,9 +380,15 @@ mep_result_t GpuBuffers::move_to_view(Buffer& buffer, const CommView& view, void
   const Deadline deadline = Deadline::after_ms(comm_.timeout_ms());
   if (buffer.queued != nullptr) MEP_TRY(buffer.queued->renew(view, deadline, stream));
   if (buffer.windows != nullptr && !buffer.windows->reaches(view)) {
-    MEP_TRY(reach_peers(buffer, view, deadline, stream));
+    MEP_TRY(buffer.windows->connect(view, deadline, "an EP object"));
+    MEP_TRY(tell_windows(buffer, stream));
   }
-  const DeviceControl control = control_of(view);
+  DeviceControl control = control_of(view);
+  for (const uint32_t rank : view.live) {
+    const bool is_part = (buffer.windows == nullptr || buffer.windows->reaches(view, rank)) &&
+                         (buffer.queued == nullptr || buffer.queued->reaches(view, rank));
+    if (rank != shape_.rank && !is_part) control.live[rank / 64] &= ~(uint64_t{1} << rank % 64);
+  }
   const uint64_t use = 0;
   const uint32_t carries_and_credited[] = {1, 0};
   static_assert(offsetof(EpState, credited) == offsetof(EpState, carries) + sizeof(uint32_t));

@@ -91,8 +91,7 @@ class GpuBuffers final : public EpBuffers, public GpuPart {
   mep_result_t check_host_memory() const;
   mep_result_t offer_buffer(Buffer* buffer);
   mep_result_t offer_windows(Buffer* buffer);
-  mep_result_t reach_peers(Buffer& buffer, const CommView& view, const Deadline& deadline,
-                           void* stream);
+  mep_result_t tell_windows(const Buffer& buffer, void* stream) const;
   mep_result_t connect_buffers(const CommView& view, const Deadline& deadline);
   mep_result_t choose_ctas();
   device::DeviceControl control_of(const CommView& view) const;

@@ -1,7 +1,9 @@
 #include "core/cuda/gpu_windows.hpp"
 
+#include <algorithm>
 #include <utility>
 
+#include "base/log.hpp"
 #include "base/status.hpp"
 
 namespace mep {
@@ -36,19 +38,32 @@ mep_result_t GpuWindows::offer(size_t bytes) {
 }
 
 bool GpuWindows::reaches(const CommView& view) const {
-  for (const uint32_t rank : view.live) {
-    if (!maps(rank)) continue;
-    if (incarnations_[rank].load(std::memory_order_acquire) != view.incarnations[rank])
-      return false;
-  }
-  return true;
+  return std::all_of(view.live.begin(), view.live.end(),
+                     [&](uint32_t rank) { return reaches(view, rank); });
 }
 
-mep_result_t GpuWindows::connect(const CommView& view, const Deadline& deadline) {
+bool GpuWindows::reaches(const CommView& view, uint32_t rank) const {
+  return !maps(rank) ||
+         incarnations_[rank].load(std::memory_order_acquire) == view.incarnations[rank];
+}
+
+// One whose windows have all come has this one or never will.
+bool GpuWindows::lacks(uint32_t rank, uint64_t incarnation) const {
+  WorldWindows& windows = comm_.world().windows();
+  const uint32_t slot = comm_.slots()[rank];
+  return windows.has_offered_all(slot, incarnation) && !windows.has_offered(slot, id_);
+}
+
+mep_result_t GpuWindows::connect(const CommView& view, const Deadline& deadline, const char* what) {
   for (const uint32_t rank : view.live) {
     if (!maps(rank)) continue;
     // Relaxed: only this thread writes it.
     if (incarnations_[rank].load(std::memory_order_relaxed) == view.incarnations[rank]) continue;
+    if (what != nullptr && lacks(rank, view.incarnations[rank])) {
+      log(LogLevel::kWarn, "rank %u does not take part in %s: it joined while that was made", rank,
+          what);
+      continue;
+    }
     MEP_TRY(take(rank, view.incarnations[rank], deadline));
   }
   return MEP_SUCCESS;

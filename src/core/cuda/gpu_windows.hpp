@@ -28,10 +28,13 @@ class GpuWindows {
 
   // Makes this rank's window and offers it to the peers.
   [[nodiscard]] mep_result_t offer(size_t bytes);
-  // Maps what the peers of the view offer, as far as it is not mapped.
-  [[nodiscard]] mep_result_t connect(const CommView& view, const Deadline& deadline);
+  // Maps what the peers of the view offer, as far as it is not mapped. `what`, where a joiner may have no window because
+  // this one was made while it came: it takes no part in that.
+  [[nodiscard]] mep_result_t connect(const CommView& view, const Deadline& deadline,
+                                     const char* what = nullptr);
   // The windows of all peers of the view are mapped. Any thread.
   bool reaches(const CommView& view) const;
+  bool reaches(const CommView& view, uint32_t rank) const;
   // By rank; null: never mapped.
   std::vector<std::byte*> addresses() const;
   std::byte* own() const { return windows_[comm_.rank()]->data(); }
@@ -41,6 +44,7 @@ class GpuWindows {
 
  private:
   bool maps(uint32_t rank) const { return mapped_.empty() || mapped_[rank]; }
+  bool lacks(uint32_t rank, uint64_t incarnation) const;
   mep_result_t take(uint32_t rank, uint64_t incarnation, const Deadline& deadline);
 
   Comm& comm_;

@@ -30,6 +30,7 @@ class QueuedBuffer {
   // Kernels get the pages that a view change may have given the inbox, and queues to ranks that have come. Waits for the
   // stream then.
   [[nodiscard]] mep_result_t renew(const CommView& view, const Deadline& deadline, void* stream);
+  bool reaches(const CommView& view, uint32_t rank) const { return pairs_.reaches(view, rank); }
   // Kernels have ended: see QueuePairs::finish().
   void finish() const { pairs_.finish(); }
   // Control thread: queues of ranks that the view lacks end.

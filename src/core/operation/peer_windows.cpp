@@ -38,7 +38,8 @@ mep_result_t PeerWindows::take(uint32_t rank, uint64_t incarnation, const Deadli
   const uint32_t slot = comm_.slots()[rank];
   WorldWindows& windows = comm_.world().windows();
   // One whose windows have all come has this one or never will.
-  if (may_lack && windows.has_offered_all(slot, incarnation) && !windows.has_offered(slot, *own_)) {
+  if (may_lack && windows.has_offered_all(slot, incarnation) &&
+      !windows.has_offered(slot, own_->id())) {
     return fail(MEP_ERR_NOT_FOUND, "it joined while the windows were made or dropped");
   }
   return windows.await_remote(slot, own_, deadline, &remotes_[rank]);

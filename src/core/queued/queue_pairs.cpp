@@ -58,14 +58,14 @@ mep_result_t QueuePairs::connect(const CommView& view, const Memory& memory,
 
 bool QueuePairs::reaches(const CommView& view) const {
   return std::all_of(view.live.begin(), view.live.end(),
-                     [&](uint32_t rank) { return reached_[rank] == view.incarnations[rank]; });
+                     [&](uint32_t rank) { return reaches(view, rank); });
 }
 
 mep_result_t QueuePairs::reach(const CommView& view, const Deadline& deadline,
                                std::vector<uint32_t>* added) {
-  MEP_TRY(windows_.reach_joiners(view, deadline));
+  MEP_TRY(windows_.reach_joiners(view, deadline, "queues of GPUs"));
   for (const uint32_t rank : view.live) {
-    if (reached_[rank] == view.incarnations[rank] || !windows_.has(rank)) continue;
+    if (reaches(view, rank) || !windows_.reaches(rank, view.incarnations[rank])) continue;
     MEP_TRY(add_queue(rank, view));
     added->push_back(rank);
   }

@@ -50,6 +50,9 @@ class QueuePairs {
                                      const Deadline& deadline);
   // Whether each rank of the view has a queue to this very process of it.
   bool reaches(const CommView& view) const;
+  bool reaches(const CommView& view, uint32_t rank) const {
+    return reached_[rank] == view.incarnations[rank];
+  }
   // Makes queues to those that lack one, in rings that nobody posts to, and adds their ranks to *added. The posters' zeros
   // at Memory::ready are the caller's to restore, before the queues are copied to them.
   [[nodiscard]] mep_result_t reach(const CommView& view, const Deadline& deadline,

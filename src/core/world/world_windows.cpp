@@ -306,10 +306,10 @@ mep_result_t WorldWindows::await_remote(uint32_t slot, const std::shared_ptr<Win
   return MEP_SUCCESS;
 }
 
-bool WorldWindows::has_offered(uint32_t slot, const Window& window) {
-  bool offered = is_imported(slot, window.id());
+bool WorldWindows::has_offered(uint32_t slot, uint64_t id) {
+  bool offered = is_imported(slot, id);
   (void)directory_.wait(Deadline::at(0), [&] {
-    offered = offered || directory_.has(slot, window.id());
+    offered = offered || directory_.has(slot, id);
     return true;
   });
   return offered;

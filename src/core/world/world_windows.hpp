@@ -79,7 +79,7 @@ class WorldWindows {
   // A peer's copy of an own window: waits for it and for the peer's doorbell.
   [[nodiscard]] mep_result_t await_remote(uint32_t slot, const std::shared_ptr<Window>& window,
                                           const Deadline& deadline, Remote* remote);
-  bool has_offered(uint32_t slot, const Window& window);
+  bool has_offered(uint32_t slot, uint64_t id);
   // The process has said that it has offered all the windows that it came with.
   bool has_offered_all(uint32_t slot, uint64_t incarnation) const;
   // The own one and the peers' of this id.
