@@ -206,7 +206,7 @@ void slow_reader(uint32_t ranks) {
     GPU_CHECK(rig.acknowledged(rank), "rank %u does not park", rank);
   }
   for (uint32_t rank = 0; rank < gone; ++rank) {
-    rig.install(rank, decision_of(1, 2, all_but(ranks, gone)));
+    rig.install(rank, decision_of(1, 3, all_but(ranks, gone)));
   }
   for (size_t i = 0; i < kCount; ++i) members.sends[0][i] = 0x55555555u;
   rig.launch(0, members.call(0));  // the report
