@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "mep.h"
@@ -15,9 +16,11 @@ class Device {
   // The GPU is the calling thread's from now on.
   virtual void use() = 0;
   virtual mep_stream_t stream() = 0;
-  // Memory of the GPU, until recycle(). Throws when more than `bytes` of make_device() are out.
+  // Memory of the GPU, or pinned memory of the host, until recycle(). Throws when more than `bytes` of make_device() are
+  // out.
   virtual void* take(size_t bytes) = 0;
-  virtual void recycle() = 0;
+  // `key`: from it follows which memory is of the host from now on.
+  virtual void recycle(uint64_t key) = 0;
   // In the order of the stream; they return when it has come so far.
   virtual void upload(void* to, const void* from, size_t bytes) = 0;
   virtual void download(void* to, const void* from, size_t bytes) = 0;

@@ -165,7 +165,7 @@ bool EpPlayer::round(const Step& step, Object* object, uint32_t iteration) {
   const bool combines = plan.percent(85);
   const auto count = static_cast<uint32_t>(object->buffers.size());
   iteration_ = iteration;
-  if (player_.device_ != nullptr) player_.device_->recycle();
+  player_.recycle();
   for (uint32_t i = 0; i < count; ++i) {
     Buffer& buffer = *object->buffers[i];
     buffer.data = std::make_unique<EpRound>(player_.program_, shape, members, object->live,

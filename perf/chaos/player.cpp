@@ -152,13 +152,17 @@ bool Player::open() {
 
 void Player::run(uint32_t number) {
   const Step& step = program_.steps[number];
-  if (device_ != nullptr) device_->recycle();
+  recycle();
   arm_faults(number);
   pause(step.pause_percent);
   if ((step.computing >> part_.slot & 1) != 0) pause_us(uint64_t{step.computing_ms} * 1000);
   if (lies("crash")) std::abort();
   if (!lies("skip")) act(step);
   act_on_faults(number);
+}
+
+void Player::recycle() {
+  if (device_ != nullptr) device_->recycle(mix(program_.seed, 0x70696e, step_, part_.slot));
 }
 
 void Player::meet_idle() {

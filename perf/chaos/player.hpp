@@ -79,6 +79,8 @@ class Player {
   bool open();
   void run(uint32_t step);
   void act(const Step& step);
+  // On GPUs: all memory of the device may be taken again.
+  void recycle();
   // Until no rank of this process has work on a GPU.
   void meet_idle();
   void close();

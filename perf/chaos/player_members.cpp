@@ -267,7 +267,7 @@ Player::Said Player::highest_of_all(Comm* comm, uint64_t value, uint64_t* highes
     return ask(comm->handle,
                mep_allreduce(&value, highest, 1, MEP_UINT64, MEP_MAX, comm->handle, nullptr));
   }
-  device_->recycle();
+  recycle();
   auto* const there = static_cast<uint64_t*>(device_->take(2 * sizeof value));
   device_->upload(there, &value, sizeof value);
   mep_request_t request = nullptr;

@@ -70,13 +70,13 @@ uint32_t DeviceContext::rotation(double bytes) const {
 
 void DeviceContext::upload(void* to, const void* from, size_t bytes) {
   if (bytes == 0) return;
-  require_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_), "upload");
+  require_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_), "upload");
   require_cuda(cudaStreamSynchronize(stream_), "upload");
 }
 
 void DeviceContext::download(void* to, const void* from, size_t bytes) {
   if (bytes == 0) return;
-  require_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_), "download");
+  require_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_), "download");
   require_cuda(cudaStreamSynchronize(stream_), "download");
 }
 
