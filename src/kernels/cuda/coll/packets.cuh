@@ -157,7 +157,8 @@ class PacketStep {
     return false;
   }
 
-  // The step after this one, like confirm_blocks(). Data that this rank has read had its tag, and nobody reads what
+  // The step after this one, like confirm_blocks(), in a CTA that has seen that all have come: its word may take the place
+  // of one of the operation before. Data that this rank has read had its tag, and nobody reads what
   // it has written because of the word: so that need not be a release.
   __device__ void confirm() const { confirm_blocks<store_word>(state_, frame_, frame_->step + 1); }
 

@@ -146,9 +146,9 @@ __device__ void blocks_in_packets(CollState* state, const CollCall& call, CollFr
   } else if (!gets_of_each && rank != call.root) {
     (void)take_packets(step, call, call.root, receive);
   }
-  // The word of a rank that gives nothing says that it has come.
+  // The word of a rank that gives nothing says that it has come. So it does for a CTA that has no packs of that rank.
   const bool all_give = gives_each && gets_of_each && call.bytes != 0;
-  if (step.end() && (all_give || step.wait_for_all())) step.confirm();
+  if (step.end() && ((all_give && gridDim.x == 1) || step.wait_for_all())) step.confirm();
 }
 
 __global__ void __launch_bounds__(kCollThreads)

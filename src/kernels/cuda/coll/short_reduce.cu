@@ -65,8 +65,9 @@ __device__ void short_reduce(CollState* state, const CollCall& call, CollFrame* 
     if (good && keeps_result(state, call))
       store_user(receive, i, call.bytes, receive_aligned, total);
   }
-  // An empty message has no packets to wait for.
-  if (step.end() && (call.bytes != 0 || step.wait_for_all()) && scatters) step.confirm();
+  // A CTA beyond the message's end has no packets to wait for.
+  const bool has_packs = uint64_t{blockIdx.x} * kDataThreads * 16 < call.bytes;
+  if (step.end() && (has_packs || step.wait_for_all()) && scatters) step.confirm();
 }
 
 template <typename Type>
