@@ -313,15 +313,18 @@ mep_stream_t EpPlayer::stream() const {
 }
 
 // A send alone has no statement of its own: what became of it the receive tells.
-void EpPlayer::finish_on_stream(mep_comm_t comm, Buffer* buffer, bool receives,
+void EpPlayer::finish_on_stream(mep_comm_t comm, Object* object, Buffer* buffer, bool receives,
                                 mep_result_t* result) const {
   player_.device_->synchronize();
   if (receives) {
     buffer->status.fetch(player_.device_.get(), buffer->status.there);
     *result = buffer->status.here[0].head.result;
   }
-  // The comm's collectives ask it about themselves.
-  (void)mep_comm_async_result(comm);
+  // Its collectives ask the comm about themselves. A kernel that a view change ends does not know why; the comm says so
+  // once.
+  const mep_result_t told = mep_comm_async_result(comm);
+  if (told != MEP_SUCCESS) object->why = told;
+  if (*result == MEP_ERR_PEER_FAILED && object->why != MEP_SUCCESS) *result = object->why;
 }
 
 bool EpPlayer::note(What what, const Step& step, Object* object, uint32_t index, uint32_t part,
@@ -335,7 +338,8 @@ bool EpPlayer::note(What what, const Step& step, Object* object, uint32_t index,
   const bool on_gpu = player_.device_ != nullptr;
   const bool is_enqueued = on_gpu && *result == MEP_SUCCESS;
   if (is_enqueued) {
-    finish_on_stream(player_.comms_[comm].handle, object->buffers[index].get(), receives, result);
+    finish_on_stream(player_.comms_[comm].handle, object, object->buffers[index].get(), receives,
+                     result);
   }
   said.result = *result;
   said.info = last_op(*object, index, ranks);

@@ -74,9 +74,10 @@ class EpPlayer {
   };
   struct Object {
     mep_ep_t handle = nullptr;
-    uint64_t live = 0;         // ranks to whose experts rows go
-    uint64_t reported = 0;     // ranks whose end a collective has reported since it was made
-    bool had_trouble = false;  // on any rank
+    uint64_t live = 0;               // ranks to whose experts rows go
+    uint64_t reported = 0;           // ranks whose end a collective has reported since it was made
+    bool had_trouble = false;        // on any rank
+    mep_result_t why = MEP_SUCCESS;  // on GPUs: of the view change that has ended its operations
     std::vector<std::unique_ptr<Buffer>> buffers;
   };
 
@@ -100,7 +101,8 @@ class EpPlayer {
   template <class Receive>
   static void give_status(Buffer* buffer, Receive* receive);
   // On GPUs: waits for what a call has enqueued. Into *result how an operation that was received ended.
-  void finish_on_stream(mep_comm_t comm, Buffer* buffer, bool receives, mep_result_t* result) const;
+  void finish_on_stream(mep_comm_t comm, Object* object, Buffer* buffer, bool receives,
+                        mep_result_t* result) const;
 
   // ep_checks.cpp. Texts say what is wrong, or are empty.
   void fill(const EpShape& shape, Buffer* buffer);
