@@ -314,12 +314,29 @@ static inline void mep_comm_info_defaults(mep_comm_info_t* info) {
  * MEP_ERR_CAPACITY (reach is too short; the rest is filled). 0.3 */
 MEP_API mep_result_t mep_comm_query(mep_comm_t comm, mep_comm_info_t* info);
 
-/* Registered memory: page-aligned memory of this process that peers on this host can map for reading, and never write.
- * An operation may read it where it lies in place of a copy; results are the same, and none does so far. Zeroed. Blocks briefly. Free it before the world. Any thread.
- * Errors: MEP_ERR_NO_MEMORY, MEP_ERR_SYSTEM; mep_mem_free of another address:
- * MEP_ERR_INVALID_ARGUMENT. NULL may be freed. 0.1 */
+/* Memory of the library, zeroed: on a GPU communicator memory of its GPU, else page-aligned memory of the host. Blocks
+ * briefly. Free it before the world, by a communicator like the one that it was made with. Any thread.
+ * Errors: MEP_ERR_NO_MEMORY, MEP_ERR_SYSTEM, MEP_ERR_DEVICE; mep_mem_free of another address:
+ * MEP_ERR_INVALID_ARGUMENT. NULL may be freed. 0.1, of GPUs 0.3 */
 MEP_API mep_result_t mep_mem_alloc(mep_comm_t comm, size_t bytes, void** memory);
 MEP_API mep_result_t mep_mem_free(mep_comm_t comm, void* memory);
+
+/* Registers GPU memory of mep_mem_alloc: peers then read a long operation's send buffer where it lies, without a way
+ * through windows of the library, and never write it. Bits and errors of the operation are the same.
+ * memory: what mep_mem_alloc gave, of one size on all ranks. Collective: every rank calls it, in one order with the
+ * communicator's operations, while its streams are idle; blocks until all have mapped it, at most timeout_ms.
+ * From 1 MiB a block on, broadcast, allgather, allreduce, reduce, gather, scatter, reduce_scatter and alltoall read
+ * send buffers anywhere in the same registered memory, also those of graphs that were captured before; where one rank
+ * gives another buffer all of them are copied. Forms with counts and messages are always copied.
+ * A view that admits a rank ends all registrations of the communicator; register again then. mep_mem_free lets go of
+ * memory that is registered when it is deregistered on all ranks, or the communicator is destroyed.
+ * mep_comm_deregister: collective in the same way. Both do nothing on hosts and where GPUs do not map each other.
+ * Errors: MEP_ERR_INVALID_ARGUMENT (no such memory; the others get MEP_ERR_MISMATCH), MEP_ERR_MISMATCH (another size,
+ * or other memory is deregistered), MEP_ERR_BUSY (operations run), MEP_ERR_CAPACITY (32 at a time), MEP_ERR_UNSUPPORTED
+ * (another rank cannot map it), MEP_ERR_NO_MEMORY, MEP_ERR_DEVICE, those of mep_allreduce; after an error nothing has
+ * changed on any rank. 0.3 */
+MEP_API mep_result_t mep_comm_register(mep_comm_t comm, void* memory);
+MEP_API mep_result_t mep_comm_deregister(mep_comm_t comm, void* memory);
 
 /* For bindings that cannot say when the last pointer goes. mep_mem_free_keep and mep_ep_destroy_keep do what
  * mep_mem_free and mep_ep_destroy do, with their errors, but the memory, and all that mep_ep_buffer_view gave, stays

@@ -117,6 +117,18 @@ module mep_c
       type(c_ptr), value :: memory
     end function mep_mem_free
 
+    integer(c_int32_t) function mep_comm_register(comm, memory) bind(C)
+      import :: c_int32_t, c_ptr, mep_comm_t
+      type(mep_comm_t), value :: comm
+      type(c_ptr), value :: memory
+    end function mep_comm_register
+
+    integer(c_int32_t) function mep_comm_deregister(comm, memory) bind(C)
+      import :: c_int32_t, c_ptr, mep_comm_t
+      type(mep_comm_t), value :: comm
+      type(c_ptr), value :: memory
+    end function mep_comm_deregister
+
     integer(c_int32_t) function mep_mem_free_keep(comm, memory, kept) bind(C)
       import :: c_int32_t, c_ptr, mep_comm_t, mep_memory_t
       type(mep_comm_t), value :: comm

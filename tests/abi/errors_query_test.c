@@ -86,11 +86,29 @@ static void how_ranks_are_reached(void** state) {
   reaches(MEP_COMM_PUT_ONLY, MEP_REACH_NETWORK);
 }
 
+/* On hosts registering changes nothing. */
+static void registered_memory(void** state) {
+  (void)state;
+  mep_comm_t comm;
+  void* memory = NULL;
+  MUST(mep_comm_init(NULL, &comm));
+  MUST(mep_mem_alloc(comm, 5000, &memory));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_register(NULL, memory));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_register(comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_deregister(NULL, memory));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_deregister(comm, NULL));
+  MUST(mep_comm_register(comm, memory));
+  MUST(mep_comm_deregister(comm, memory));
+  MUST(mep_mem_free(comm, memory));
+  MUST(mep_comm_destroy(comm));
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(wrong_arguments),
       cmocka_unit_test(values_in_force),
       cmocka_unit_test(how_ranks_are_reached),
+      cmocka_unit_test(registered_memory),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -98,6 +98,7 @@ class Rig {
       layout_.packet_place_bytes = 16u << 10;
       layout_.piece_bytes = 1u << 10;
       layout_.sliced_broadcast_bytes = layout_.sliced_reduce_bytes = 24u << 10;
+      layout_.pulled_bytes = 18u << 10;
     }
     for (uint32_t rank = 0; rank < ranks; ++rank) {
       windows_.push_back(make_window(rank));
@@ -111,6 +112,7 @@ class Rig {
     for (CollState* state : states_) (void)cudaFree(state);
     for (CollPost* post : posts_) (void)cudaFreeHost(post);
     for (uint8_t* window : windows_) (void)cudaFree(window);
+    for (auto* table : tables_) (void)cudaFree(table);
   }
   Rig(const Rig&) = delete;
   Rig& operator=(const Rig&) = delete;
@@ -152,6 +154,30 @@ class Rig {
       state.live = live;
       write_state(rank, state);
     }
+  }
+  // A piece of each rank's memory, all of `bytes`; in place of the one with that number, or as one more. Before the first
+  // operation that finds it.
+  void register_memory(uint64_t number, const std::vector<uint8_t*>& memory, uint64_t bytes) {
+    mep::device::CollRegistered piece{};
+    piece.number = number;
+    piece.bytes = bytes;
+    for (uint32_t rank = 0; rank < ranks_; ++rank) piece.at[rank] = memory[rank];
+    for (uint32_t rank = 0; rank < ranks_; ++rank) {
+      CollState state = read_state(rank);
+      if (state.registered == nullptr) {
+        mep::device::CollRegistered* table = nullptr;
+        cuda(cudaMalloc(&table, sizeof piece * mep::device::kMaxRegistered));
+        cuda(cudaMemset(table, 0, sizeof piece * mep::device::kMaxRegistered));
+        tables_.push_back(table);
+        state.registered = table;
+        state.offers = 1;
+        write_state(rank, state);
+      }
+      auto* const place = const_cast<mep::device::CollRegistered*>(state.registered) +
+                          number % mep::device::kMaxRegistered;
+      cuda(cudaMemcpy(place, &piece, sizeof piece, cudaMemcpyHostToDevice));
+    }
+    synchronize();
   }
   // counted: by the form with counts, which are all those of the call.
   void launch(uint32_t rank, const CollCall& call, uint32_t ctas = 0, bool counted = false) const {
@@ -255,6 +281,7 @@ class Rig {
   std::vector<CollState*> states_;
   std::vector<CollPost*> posts_;
   std::vector<cudaStream_t> streams_;
+  std::vector<mep::device::CollRegistered*> tables_;
 };
 
 }  // namespace gpu_test

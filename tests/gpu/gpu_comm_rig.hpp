@@ -199,5 +199,7 @@ void messages(uint32_t count, uint64_t seed);
 void lost_messages(bool aborts, uint64_t seed);
 // In gpu_comm_requests.cu: nonblocking forms, and what their requests tell.
 void requests(uint32_t count);
+// In gpu_comm_registered.cu: mep_comm_register.
+void registered(uint32_t count);
 
 }  // namespace gpu_test

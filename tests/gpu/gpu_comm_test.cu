@@ -427,6 +427,7 @@ int main() {
   for (const uint32_t ranks : {1u, 2u, 4u}) messages(ranks, seed + ranks);
   for (const bool aborts : {true, false}) lost_messages(aborts, seed);
   for (const uint32_t ranks : {2u, 3u}) requests(ranks);
+  for (const uint32_t ranks : {2u, 3u}) registered(ranks);
   for (const uint32_t ranks : {2u, 8u}) limits(ranks);
   large(3);
   few_blocks(2);

@@ -123,7 +123,8 @@ mep_recover_ranks: admit replacements of lost ranks
 mep_comm_grow: add ranks to a running job
 mep_comm_join: join a running job, as a replacement or as a new rank
 mep_comm_attach: attach a joiner to a split communicator
-mep_mem_alloc mep_mem_free: allocate and free memory that peers of the host can read
+mep_mem_alloc mep_mem_free: allocate and free memory of the library
+mep_comm_register mep_comm_deregister: let GPUs read send buffers where they lie
 mep_mem_free_keep mep_ep_destroy_keep mep_memory_release: free, but keep the memory for pointers that are left
 mep_comm_device: the GPU of a communicator
 mep_comm_async_result: the first failure of operations on streams

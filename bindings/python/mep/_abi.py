@@ -424,6 +424,8 @@ FUNCTIONS = {
     "mep_comm_query": (mep_result_t, [mep_comm_t, POINTER(mep_comm_info_t)]),
     "mep_mem_alloc": (mep_result_t, [mep_comm_t, c_size_t, POINTER(c_void_p)]),
     "mep_mem_free": (mep_result_t, [mep_comm_t, c_void_p]),
+    "mep_comm_register": (mep_result_t, [mep_comm_t, c_void_p]),
+    "mep_comm_deregister": (mep_result_t, [mep_comm_t, c_void_p]),
     "mep_mem_free_keep": (mep_result_t, [mep_comm_t, c_void_p, POINTER(mep_memory_t)]),
     "mep_memory_release": (mep_result_t, [mep_memory_t]),
     "mep_comm_last_op": (mep_result_t, [mep_comm_t, POINTER(mep_op_info_t)]),

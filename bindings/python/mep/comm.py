@@ -6,7 +6,7 @@ import enum
 import math
 import os
 import threading
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Union
 
 import numpy
 
@@ -15,6 +15,7 @@ from ._buffers import Memory, array_at, buffer, dtype_number, numpy_dtype, strea
 from ._call import SLICE_MS, Calls, Closed, Unique, address_argument, blocking, check, last_error, lib, milliseconds
 from ._collective_calls import CollectiveCalls
 from ._comm_records import CommInfo, CommStats, Reach
+from ._device import DeviceArray
 from ._group import joins_group
 from ._message_calls import MessageCalls
 from ._types import BufferLike
@@ -314,26 +315,43 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         """Raises the first failure of stream operations since the last call."""
         check(lib.mep_comm_async_result(self._address))
 
-    def mem_alloc(self, shape: Any, dtype: Any = "uint8") -> numpy.ndarray:
-        """Zeroed, page-aligned memory of the library as an array. mem_free() must be called before the world is
-        closed. Collectives treat it as any other array."""
+    def mem_alloc(self, shape: Any, dtype: Any = "uint8") -> "Union[numpy.ndarray, DeviceArray]":
+        """Zeroed memory of the library as an array, on a communicator with a GPU as a DeviceArray there. mem_free() must
+        be called before the world is closed. Collectives take it as any other array."""
         if not isinstance(shape, tuple):
             shape = (shape,)
-        item = numpy_dtype(dtype_number(dtype))
+        number = dtype_number(dtype)
+        item = numpy_dtype(number)
         size = math.prod(shape) * item.itemsize
         if any(length < 0 for length in shape) or size >= 1 << 63:
             raise ValueError(f"{shape} is no shape of an array")
         memory = ctypes.c_void_p()
         check(lib.mep_mem_alloc(self._address, size, ctypes.byref(memory)))
+        if self.device is not None:
+            return DeviceArray(memory.value, shape, number, self.device)
         owner = self._allocated[memory.value] = Memory()
         return array_at(memory.value, shape, item, writable=True, owner=owner)
 
-    def mem_free(self, array: numpy.ndarray) -> None:
-        """Gives memory of mem_alloc() back; it is freed with the last array over it, which may be a slice."""
+    def mem_free(self, array: "Union[numpy.ndarray, DeviceArray]") -> None:
+        """Gives memory of mem_alloc() back; it is freed with the last array over it, which may be a slice. That of a GPU
+        is freed at once."""
+        if isinstance(array, DeviceArray):
+            check(lib.mep_mem_free(self._address, array._address))
+            return
         address = array.ctypes.data
         owner = self._allocated.get(address) or Memory()
         check(lib.mep_mem_free_keep(self._address, address, ctypes.byref(owner.kept)))
         self._allocated.pop(address, None)
+
+    def register(self, array: Any) -> None:
+        """Lets the peers' GPUs read send buffers in this memory where they lie, from 1 MiB a block on. array: what
+        mem_alloc() gave, or a tensor that begins there; of one size on all ranks. Collective, while the streams of the
+        communicator are idle; ended by a view that admits a rank. Does nothing on hosts."""
+        check(lib.mep_comm_register(self._address, buffer(array).address))
+
+    def deregister(self, array: Any) -> None:
+        """Ends what register() began. Collective in the same way."""
+        check(lib.mep_comm_deregister(self._address, buffer(array).address))
 
     # ---- how calls are carried out (they stand in _collective_calls.py and _message_calls.py) --------
 

@@ -1,13 +1,21 @@
-// Source memory.
+// Memory of the library: source memory on hosts, memory of the GPU on communicators with one.
 #include "core/api/api_guard.hpp"
+#include "core/comm/gpu_backend.hpp"
 
 namespace mep {
 namespace {
 
 // kept: null, or what holds the memory from then on.
 mep_result_t free_memory(mep_comm_t comm, void* memory, std::shared_ptr<const void>* kept) {
-  MEP_TRY(comm->comm->world().source_memory().free(memory, nullptr, kept));
-  comm->comm->world().count_allocation(-1);
+  World& world = comm->comm->world();
+  GpuBackend* const gpu = comm->backend->gpu_backend();
+  const mep_result_t freed = gpu == nullptr ? MEP_ERR_NOT_FOUND : gpu->free(memory, kept);
+  if (freed == MEP_ERR_NOT_FOUND) {
+    MEP_TRY(world.source_memory().free(memory, nullptr, kept));
+  } else {
+    MEP_TRY(freed);
+  }
+  world.count_allocation(-1);
   return MEP_SUCCESS;
 }
 
@@ -21,7 +29,12 @@ mep_result_t mep_mem_alloc(mep_comm_t comm, size_t bytes, void** memory) {
   MEP_TRY(check_comm(comm));
   if (bytes == 0) return fail(MEP_ERR_INVALID_ARGUMENT, "bytes is 0");
   return guarded([&]() -> mep_result_t {
-    MEP_TRY(comm->comm->world().source_memory().allocate(bytes, memory));
+    GpuBackend* const gpu = comm->backend->gpu_backend();
+    if (gpu != nullptr) {
+      MEP_TRY(gpu->allocate(bytes, memory));
+    } else {
+      MEP_TRY(comm->comm->world().source_memory().allocate(bytes, memory));
+    }
     comm->comm->world().count_allocation(1);
     return MEP_SUCCESS;
   });
@@ -45,6 +58,28 @@ mep_result_t mep_mem_free_keep(mep_comm_t comm, void* memory, mep_memory_t* kept
     MEP_TRY(free_memory(comm, memory, &owner->memory));
     *kept = owner.release();
     return MEP_SUCCESS;
+  });
+}
+
+mep_result_t mep_comm_register(mep_comm_t comm, void* memory) {
+  using namespace mep;
+  MEP_TRY(check_comm(comm));
+  if (memory == nullptr) return null_argument("memory");
+  return guarded([&]() -> mep_result_t {
+    const CallScope scope(comm);
+    MEP_TRY(scope.check());
+    return comm->backend->register_memory(memory, Deadline::after_ms(comm->comm->timeout_ms()));
+  });
+}
+
+mep_result_t mep_comm_deregister(mep_comm_t comm, void* memory) {
+  using namespace mep;
+  MEP_TRY(check_comm(comm));
+  if (memory == nullptr) return null_argument("memory");
+  return guarded([&]() -> mep_result_t {
+    const CallScope scope(comm);
+    MEP_TRY(scope.check());
+    return comm->backend->deregister_memory(memory);
   });
 }
 

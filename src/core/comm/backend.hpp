@@ -63,6 +63,9 @@ class Backend {
   [[nodiscard]] virtual mep_result_t enqueue_messages(std::span<const StreamMessage>, void*) {
     return check_host("a message");
   }
+  // See mep_comm_register and mep_comm_deregister; where memory is not read in place they change nothing.
+  [[nodiscard]] virtual mep_result_t register_memory(void*, const Deadline&) { return MEP_SUCCESS; }
+  [[nodiscard]] virtual mep_result_t deregister_memory(void*) { return MEP_SUCCESS; }
   // Refuses `what` on a GPU: it works on host memory only, so far or for good.
   [[nodiscard]] mep_result_t check_host(const char* what) const;
   // -1: host memory.

@@ -85,6 +85,11 @@ class GpuBackend : public Backend {
   [[nodiscard]] virtual mep_result_t count_layout(const device::DispatchLayout& layout,
                                                   void* stream) = 0;
 
+  // Memory of its GPU for mep_mem_alloc; MEP_ERR_NOT_FOUND: it was not allocated here. *kept (may be null) holds it from
+  // then on.
+  [[nodiscard]] virtual mep_result_t allocate(size_t bytes, void** memory) = 0;
+  [[nodiscard]] virtual mep_result_t free(void* memory, std::shared_ptr<const void>* kept) = 0;
+
   // Each rank of this process needs a stream of its own.
   [[nodiscard]] mep_result_t check_stream(const void* stream) const;
   // First failure of a collective since the last call.

@@ -7,6 +7,7 @@
 #include "core/cuda/ep_call.hpp"
 #include "core/cuda/ep_geometry.hpp"
 #include "core/cuda/gpu_buffers.hpp"
+#include "transport/cuda/gpu_allocations.hpp"
 
 namespace mep {
 
@@ -48,6 +49,19 @@ mep_result_t CudaBackend::count_layout(const device::DispatchLayout& layout, voi
 mep_result_t CudaBackend::open_records() {
   MEP_TRY(PinnedMemory::create(StreamRecords::bytes(comm_.size()), &record_memory_));
   records().open(static_cast<std::byte*>(record_memory_->data()), comm_.size());
+  return MEP_SUCCESS;
+}
+
+mep_result_t CudaBackend::allocate(size_t bytes, void** memory) {
+  const uint64_t rank = comm_.world().identity().incarnation;
+  return GpuAllocations::instance().allocate(rank, device(), bytes, memory);
+}
+
+mep_result_t CudaBackend::free(void* memory, std::shared_ptr<const void>* kept) {
+  const uint64_t rank = comm_.world().identity().incarnation;
+  std::shared_ptr<const void> freed = GpuAllocations::instance().take(rank, memory);
+  if (freed == nullptr) return MEP_ERR_NOT_FOUND;
+  if (kept != nullptr) *kept = std::move(freed);
   return MEP_SUCCESS;
 }
 

@@ -38,6 +38,8 @@ class CudaBackend : public GpuBackend {
                                    mep_ep_size_t* out) const override;
   mep_result_t count_layout(const device::DispatchLayout& layout, void* stream) override;
   mep_result_t lend_record(void* stream, StreamRecord** out) override;
+  mep_result_t allocate(size_t bytes, void** memory) override;
+  mep_result_t free(void* memory, std::shared_ptr<const void>* kept) override;
   // Before every call on a stream. The GPU is the thread's current one.
   [[nodiscard]] mep_result_t check_call(const void* stream) const;
 

@@ -9,6 +9,7 @@
 #include "core/coll/counted_blocks.hpp"
 #include "core/cuda/pinned_word.hpp"
 #include "core/ep/ep_config.hpp"
+#include "transport/cuda/gpu_allocations.hpp"
 
 namespace mep {
 namespace {
@@ -47,7 +48,9 @@ GpuComm::GpuComm(Comm& comm, const GpuPlace& place, WindowPlace windows_at)
       channel_(comm),
       windows_(comm, windows_at, place.device,
                hash_bytes(channel_.id(), &windows_at, sizeof windows_at)),
-      messages_(comm) {}
+      messages_(comm),
+      registered_(comm, place.device, channel_.id(),
+                  [this](std::span<int64_t> values) { return agree(values); }) {}
 
 GpuComm::~GpuComm() {
   stop_watcher();
@@ -81,6 +84,8 @@ mep_result_t GpuComm::open() {
   MEP_TRY(channel_.open());
   MEP_TRY(open_records());
   state_ = reinterpret_cast<CollState*>(state_memory_->data());
+  registered_.open(state_);
+  MEP_TRY(PinnedMemory::create(2 * GpuRegistered::kMostValues * sizeof(int64_t), &agreed_));
   MEP_TRY(messages_.open(device(), state_));
   stream_ = std::make_unique<DeviceStream>();
   return stream_->open();
@@ -232,6 +237,66 @@ mep_result_t GpuComm::enqueue_messages(std::span<const StreamMessage> messages, 
   return lost;
 }
 
+// --- Registered memory ----------------------------------------------------------------------------
+
+mep_result_t GpuComm::begin_registering(const DeviceScope& scope) {
+  MEP_TRY(scope.check());
+  MEP_TRY(meet_view());
+  if (!busy()) return MEP_SUCCESS;
+  return fail(MEP_ERR_BUSY,
+              "operations of comm %s still run on its GPU: wait for their streams first",
+              comm_.name().c_str());
+}
+
+mep_result_t GpuComm::register_memory(void* memory, const Deadline& deadline) {
+  if (windows_at_ == WindowPlace::kHost) return MEP_SUCCESS;
+  const DeviceScope scope(device());
+  MEP_TRY(begin_registering(scope));
+  const uint64_t rank = comm_.world().identity().incarnation;
+  std::shared_ptr<GpuWindow> window = GpuAllocations::instance().find(rank, memory);
+  if (window != nullptr && window->device() != device()) window = nullptr;
+  return registered_.add(window, stream_->get(), deadline);
+}
+
+mep_result_t GpuComm::deregister_memory(void* memory) {
+  if (windows_at_ == WindowPlace::kHost) return MEP_SUCCESS;
+  const DeviceScope scope(device());
+  MEP_TRY(begin_registering(scope));
+  return registered_.remove(memory, stream_->get());
+}
+
+// See GpuRegistered::Agree. It takes a place in the order of the comm's operations.
+mep_result_t GpuComm::agree(std::span<int64_t> values) {
+  StreamRecord* const record = records().lend();
+  if (record == nullptr) {
+    return fail(MEP_ERR_CAPACITY, "all requests of streams are in use: wait for some first");
+  }
+  auto* const all = static_cast<int64_t*>(agreed_->data());
+  std::copy(values.begin(), values.end(), all);
+  const mep_result_t met = run_agreement(values.size(), record);
+  records().give_back(record);
+  MEP_TRY(met);
+  std::copy_n(all + GpuRegistered::kMostValues, values.size(), values.begin());
+  return MEP_SUCCESS;
+}
+
+mep_result_t GpuComm::run_agreement(size_t count, StreamRecord* record) {
+  auto* const all = static_cast<int64_t*>(agreed_->data());
+  CollCall call{};
+  call.send = all;
+  call.receive = all + GpuRegistered::kMostValues;
+  call.bytes = count * sizeof(int64_t);
+  call.dtype = MEP_INT64;
+  call.op = MEP_MIN;
+  call.kind = Collective::k_allreduce;
+  call.status = place_of(record->status);
+  MEP_TRY(device::launch_coll(call, state_, layout_, 0, stream_->get()));
+  MEP_TRY(stream_->synchronize());
+  if (record->status->result == MEP_SUCCESS) return MEP_SUCCESS;
+  return fail(record->status->result, "agreeing with the others on registered memory ended with %s",
+              mep_result_string(record->status->result));
+}
+
 mep_result_t GpuComm::take_failure() {
   const mep_result_t result = channel_.take_failure();
   return result != MEP_SUCCESS ? result : messages_.take_failure();
@@ -303,6 +368,7 @@ mep_result_t GpuComm::map_held(const Deadline& deadline) {
   MEP_FAILPOINT("joiner map");
   const std::shared_ptr<const CommView> view = channel_.view();
   MEP_TRY(windows_.connect(*view, deadline));
+  MEP_TRY(registered_.clear(stream_->get()));
   const std::vector<std::byte*> windows = windows_.addresses();
   MEP_TRY(copy_in_order(state_->windows, windows.data(), windows.size() * sizeof(std::byte*),
                         stream_->get()));

@@ -23,6 +23,7 @@
 #include "core/cuda/cuda_backend.hpp"
 #include "core/cuda/gpu_channel.hpp"
 #include "core/cuda/gpu_messages.hpp"
+#include "core/cuda/gpu_registered.hpp"
 #include "core/cuda/gpu_windows.hpp"
 #include "kernels/cuda/coll/kernels.hpp"
 #include "transport/cuda/device_memory.hpp"
@@ -52,6 +53,8 @@ class GpuComm : public CudaBackend, public ViewParticipant {
   mep_result_t begin_proof() override;
   mep_result_t end_proof() override;
   mep_result_t enqueue_messages(std::span<const StreamMessage> messages, void* stream) override;
+  mep_result_t register_memory(void* memory, const Deadline& deadline) override;
+  mep_result_t deregister_memory(void* memory) override;
   mep_result_t take_failure() override;
   bool busy() const override { return channel_.busy() || messages_.busy(); }
   void set_timeout_ms(uint32_t ms) override;
@@ -75,6 +78,9 @@ class GpuComm : public CudaBackend, public ViewParticipant {
   mep_result_t launch_counted(const CollectiveArgs& args, device::CollCall* call, void* stream);
   void watch() override;
   mep_result_t launch_barrier(mep_op_status_t* status);
+  mep_result_t begin_registering(const DeviceScope& scope);
+  mep_result_t agree(std::span<int64_t> values);
+  mep_result_t run_agreement(size_t count, StreamRecord* record);
   mep_result_t start();
   mep_result_t write_state(const device::CollDecision& begin, uint64_t timeout_ms,
                            uint64_t settle_ms, uint64_t installed);
@@ -90,6 +96,8 @@ class GpuComm : public CudaBackend, public ViewParticipant {
   GpuChannel channel_;
   GpuWindows windows_;
   GpuMessages messages_;
+  GpuRegistered registered_;
+  std::shared_ptr<PinnedMemory> agreed_;  // what this rank gives, and behind it what all agree on
   device::CollLayout layout_{};
   std::shared_ptr<DeviceMemory> state_memory_;
   StreamRecord* proof_ = nullptr;       // between begin_proof() and end_proof()

@@ -23,8 +23,14 @@ GpuWindows::~GpuWindows() {
 }
 
 mep_result_t GpuWindows::offer(size_t bytes) {
+  std::shared_ptr<GpuWindow> window;
+  MEP_TRY(GpuWindow::create(place_, device_, bytes, &window));
+  return offer(std::move(window));
+}
+
+mep_result_t GpuWindows::offer(std::shared_ptr<GpuWindow> window) {
   const uint32_t rank = comm_.rank();
-  MEP_TRY(GpuWindow::create(place_, device_, bytes, &windows_[rank]));
+  windows_[rank] = std::move(window);
   // Release: see the field.
   incarnations_[rank].store(comm_.world().identity().incarnation, std::memory_order_release);
   auto offered = std::make_shared<KernelMemory>();
@@ -74,7 +80,8 @@ mep_result_t GpuWindows::take(uint32_t rank, uint64_t incarnation, const Deadlin
   MEP_TRY(
       comm_.world().windows().take_memory(comm_.slots()[rank], incarnation, id_, deadline, &offer));
   if (offer.bytes != windows_[comm_.rank()]->bytes()) {
-    return fail(MEP_ERR_MISMATCH, "rank %u has another kind of GPU or another layout", rank);
+    return fail(MEP_ERR_MISMATCH, "rank %u has another kind of GPU, another layout or other sizes",
+                rank);
   }
   std::shared_ptr<GpuWindow> window;
   MEP_TRY(GpuWindow::import(place_, device_, offer.bytes, offer.fd, &window));

@@ -26,8 +26,9 @@ class GpuWindows {
   GpuWindows(const GpuWindows&) = delete;
   GpuWindows& operator=(const GpuWindows&) = delete;
 
-  // Makes this rank's window and offers it to the peers.
+  // Makes this rank's window and offers it to the peers; or offers one that is there.
   [[nodiscard]] mep_result_t offer(size_t bytes);
+  [[nodiscard]] mep_result_t offer(std::shared_ptr<GpuWindow> window);
   // Maps what the peers of the view offer, as far as it is not mapped. `what`, where a joiner may have no window because
   // this one was made while it came: it takes no part in that.
   [[nodiscard]] mep_result_t connect(const CommView& view, const Deadline& deadline,
@@ -38,6 +39,7 @@ class GpuWindows {
   // By rank; null: never mapped.
   std::vector<std::byte*> addresses() const;
   std::byte* own() const { return windows_[comm_.rank()]->data(); }
+  size_t bytes() const { return windows_[comm_.rank()]->bytes(); }
   void drop_replaced() { replaced_.clear(); }
   // Joiners are not offered this rank's window any more.
   void withdraw() { comm_.world().windows().drop(id_); }

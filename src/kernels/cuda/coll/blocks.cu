@@ -38,6 +38,19 @@ __device__ void blocks(CollState* state, const CollCall& call, CollFrame* frame)
                    call.bytes, chunk.begin, chunk.end);
     }
   };
+  const bool is_read = gives && (gives_each || !is_root);
+  const uint64_t given = call.bytes * (gives_each ? state->layout.ranks : 1);
+  if (!meet_with_offers(state, call, frame, is_read ? given : 0)) return;
+  if (frame->pulls) {
+    const CollChunk whole = whole_block(call.bytes);
+    const uint64_t at = gives_each ? state->rank * call.bytes : 0;
+    if (gets && gets_of_each) pull_blocks(whole_team(), *frame, call, whole, at);
+    if (!gets_of_each && !is_root)
+      pull_block(whole_team(), *frame, call, whole, call.root, at, receive);
+    own(whole_team(), whole);
+    confirm_blocks(state, frame, frame->step);
+    return;
+  }
   const uint32_t senders = !gives ? kFewSenders : (gets ? kHalfSenders : kMostSenders);
   if (exchange_chunks(state, call, frame, senders, push, own, use)) {
     confirm_blocks(state, frame, frame->step + chunk_count(state->layout, call.bytes));
@@ -48,7 +61,7 @@ __global__ void __launch_bounds__(kCollThreads)
     blocks_entry(CollState* state, const CollCall call) {
   run_coll(
       state, call, [&](CollFrame* frame) { blocks(state, call, frame); },
-      [&](const CollFrame&) { return block_steps(state->layout, call.bytes); });
+      [&](const CollFrame& frame) { return block_steps(state, frame, call.bytes); });
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/coll/copy.cuh"
 #include "kernels/cuda/coll/pipeline.cuh"
+#include "kernels/cuda/coll/registered.cuh"
 
 namespace mep::device {
 
@@ -42,6 +43,32 @@ class CollChunks {
   uint64_t count_;
   uint64_t part_;
 };
+
+// This CTA's part of a block that is read in registered memory, whole.
+__device__ inline CollChunk whole_block(uint64_t bytes) {
+  const uint64_t part = ((bytes + gridDim.x - 1) / gridDim.x + 15) / 16 * 16;
+  const uint64_t begin = part * blockIdx.x;
+  return {0, 0, begin, begin + part < bytes ? begin + part : bytes};
+}
+
+// A block of the registered memory of `source`, from byte `at` of what it offered.
+__device__ inline void pull_block(const Team& team, const CollFrame& frame, const CollCall& call,
+                                  const CollChunk& chunk, uint32_t source, uint64_t at,
+                                  uint8_t* to) {
+  const bool aligned = is_aligned(to);
+  move_from_user(team, frame.source[source] + at, chunk.at, call.bytes, chunk.begin, chunk.end,
+                 [&](uint64_t i, const uint4& pack) {
+                   store_user(to, chunk.at + i, call.bytes, aligned, pack);
+                 });
+}
+__device__ inline void pull_blocks(const Team& team, const CollFrame& frame, const CollCall& call,
+                                   const CollChunk& chunk, uint64_t at) {
+  for (uint32_t k = 1; k < frame.members; ++k) {
+    const uint32_t source = frame.member_after(k);
+    pull_block(team, frame, call, chunk, source, at,
+               static_cast<uint8_t*>(call.receive) + source * call.bytes);
+  }
+}
 
 // The same bytes to all others.
 __device__ inline void push_to_others(const Team& team, const CollState* state,
@@ -121,16 +148,17 @@ __device__ inline bool exchange_chunks(CollState* state, const CollCall& call, C
                                        uint32_t senders, Push&& push, Own&& own, Use&& use) {
   const CollChunks chunks(state->layout, call.bytes);
   const uint64_t first = frame->step;
-  return run_pipeline<1>(
-      state, frame, chunks.count(), senders,
+  return run_pipeline(
+      state, frame, 1, chunks.count(), senders,
       [&](const Team& team, uint64_t number) { push(team, chunks.chunk(first, number)); },
       [&](const Team& team, uint64_t number) { own(team, chunks.chunk(first, number)); },
       [&](const Team& team, uint64_t number) { use(team, chunks.chunk(first, number)); });
 }
 
 // Steps of an operation whose blocks are for one rank each: chunks, and confirm_blocks().
-__device__ inline uint64_t block_steps(const CollLayout& layout, uint64_t bytes) {
-  return chunk_count(layout, bytes) + 1;
+__device__ inline uint64_t block_steps(const CollState* state, const CollFrame& frame,
+                                       uint64_t bytes) {
+  return frame.pulls ? 1 : chunk_count(state->layout, bytes) + 1;
 }
 
 }  // namespace mep::device

@@ -129,8 +129,8 @@ __device__ void counted(CollState* state, const CollCall& call, const CollBlocks
   const CollChunks chunks(state->layout, most);
   if (threadIdx.x == 0) frame->chunks = chunks.count();
   if (!fits) return refuse_lengths(state, frame, first);
-  const bool all_here = run_pipeline<1>(
-      state, frame, chunks.count(), kHalfSenders,
+  const bool all_here = run_pipeline(
+      state, frame, 1, chunks.count(), kHalfSenders,
       [&](const Team& team, uint64_t number) {
         push_counted(team, state, *frame, call, blocks, chunks.chunk(first, number));
       },

@@ -7,6 +7,7 @@ namespace {
 
 template <typename Type>
 __device__ void reduce_slices(CollState* state, const CollCall& call, CollFrame* frame) {
+  if (!meet_with_offers(state, call, frame, call.bytes)) return;
   const CollSlices slices(state, call, *frame);
   const bool is_root = call.root == state->rank;
   const auto* send = static_cast<const uint8_t*>(call.send);
@@ -27,11 +28,13 @@ __device__ void reduce_slices(CollState* state, const CollCall& call, CollFrame*
   const auto pass_on = [&](const Team& team, const SlicedChunk& chunk) {
     if (!slices.is_worker(frame->cursor)) return;
     const SlicePart part = slices.part(chunk, slices.worker_of(frame->cursor));
-    uint8_t* to = state->windows[call.root] + state->layout.slot(chunk.step + 1, state->rank);
+    uint8_t* to =
+        state->windows[call.root] + state->layout.slot(slices.passed_step(chunk), state->rank);
     reduce_range<Type>(
         team, *frame, call.op, part.begin, part.end,
         [&](uint32_t source, uint64_t i) {
           if (source == state->rank) return load_user(send, part.at + i, call.bytes, send_aligned);
+          if (frame->pulls) return load_source(*frame, source, 0, part.at + i, call.bytes);
           return load_window(frame->own + state->layout.slot(chunk.step, source) + i);
         },
         [&](uint64_t i, const uint4& sum) { store_window(to + i, sum); });
@@ -40,7 +43,7 @@ __device__ void reduce_slices(CollState* state, const CollCall& call, CollFrame*
     for (uint32_t k = 0; is_root && k < slices.workers(); ++k) {
       const SlicePart part = slices.part(chunk, k);
       const uint32_t worker = frame->member[slices.cursor_of(k)];
-      const uint8_t* from = frame->own + state->layout.slot(chunk.step + 1, worker);
+      const uint8_t* from = frame->own + state->layout.slot(slices.passed_step(chunk), worker);
       move_to_user(team, from, receive, part.at, call.bytes, part.begin, part.end);
     }
   };

@@ -12,7 +12,8 @@ __device__ void reduce_blocks(CollState* state, const CollCall& call, CollFrame*
   const bool gets = scatters || call.root == state->rank;
   const auto* send = static_cast<const uint8_t*>(call.send);
   auto* receive = static_cast<uint8_t*>(call.receive);
-  const uint8_t* own = send + (scatters ? state->rank * call.bytes : 0);
+  const uint64_t block = scatters ? state->rank * call.bytes : 0;
+  const uint8_t* own = send + block;
   const bool own_aligned = is_aligned(own);
   const bool receive_aligned = is_aligned(receive);
   const auto push = [&](const Team& team, const CollChunk& chunk) {
@@ -25,12 +26,20 @@ __device__ void reduce_blocks(CollState* state, const CollCall& call, CollFrame*
         team, *frame, call.op, chunk.begin, chunk.end,
         [&](uint32_t source, uint64_t i) {
           if (source == state->rank) return load_user(own, chunk.at + i, call.bytes, own_aligned);
+          if (frame->pulls) return load_source(*frame, source, block, chunk.at + i, call.bytes);
           return load_window(frame->own + state->layout.slot(chunk.step, source) + i);
         },
         [&](uint64_t i, const uint4& sum) {
           store_user(receive, chunk.at + i, call.bytes, receive_aligned, sum);
         });
   };
+  const uint64_t given = scatters ? call.bytes * state->layout.ranks : gets ? 0 : call.bytes;
+  if (!meet_with_offers(state, call, frame, given)) return;
+  if (frame->pulls) {
+    use(whole_team(), whole_block(call.bytes));
+    confirm_blocks(state, frame, frame->step);
+    return;
+  }
   const uint32_t senders = !gets ? kMostSenders : (scatters ? kThirdSenders : kFewSenders);
   // A reduce is confirmed by nobody: between two ranks, the one that gets no block lacks nothing.
   if (exchange_chunks(
@@ -45,9 +54,9 @@ __global__ void __launch_bounds__(kCollThreads)
     reduce_scatter_entry(CollState* state, const CollCall call) {
   run_coll(
       state, call, [&](CollFrame* frame) { reduce_blocks<Type>(state, call, frame); },
-      [&](const CollFrame&) {
-        return call.kind == Collective::k_reduce_scatter ? block_steps(state->layout, call.bytes)
-                                                         : chunk_count(state->layout, call.bytes);
+      [&](const CollFrame& frame) {
+        const uint64_t steps = block_steps(state, frame, call.bytes);
+        return frame.pulls || call.kind == Collective::k_reduce_scatter ? steps : steps - 1;
       });
 }
 

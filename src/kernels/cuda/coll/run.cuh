@@ -38,6 +38,11 @@ struct CollFrame {
   uint32_t finished;    // the data threads of CTA 0
   uint64_t stopped_at;  // of a pipeline: its number when it failed
   uint64_t chunks;      // with counts: those of the longest block; 0: not known
+  // See coll/registered.cuh: this rank's offer, the numbers of the newest and the oldest piece in any, the latter with all
+  // bits inverted, and whether blocks are read at `source`, by rank.
+  unsigned long long offer, newest, oldest_inverted;
+  bool pulls;
+  const uint8_t* source[kMaxCollRanks];
 
   // Members from this rank on, around: ranks that begin at different ones do not all write to one.
   __device__ uint32_t cursor_after(uint32_t count) const {
@@ -126,6 +131,7 @@ __device__ inline void begin_frame(const CollState* state, const CollCall& call,
     frame->finished = 0;
     frame->stopped_at = UINT64_MAX;
     frame->chunks = 0;
+    frame->pulls = false;
     uint32_t members = 0;
     for (uint32_t rank = 0; rank < state->layout.ranks; ++rank) {
       if ((state->live >> rank & 1) == 0) continue;

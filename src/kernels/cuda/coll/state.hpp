@@ -50,6 +50,7 @@ constexpr uint32_t kCollSlots = 3;  // of a source, used in turn: see coll/chunk
 constexpr uint32_t kMessageLanes = 32;
 constexpr uint32_t kMessageSlots = 4;  // of a lane
 constexpr uint32_t kMessageHeadBytes = 16;
+constexpr uint32_t kMaxRegistered = 32;  // pieces of registered memory of a comm
 constexpr uint32_t kCollDecisions = 16;
 constexpr uint32_t kCollFailures = 16;
 
@@ -91,7 +92,9 @@ struct CollLayout {
   uint64_t packet_place_bytes;      // of one step, per rank; half of it is the message
   uint64_t sliced_broadcast_bytes;  // of so many a broadcast goes in slices, if ranks > 2
   uint64_t sliced_reduce_bytes;     // a reduce likewise
-  uint64_t message_chunk_bytes;     // of a slot of messages, behind the head
+  uint64_t
+      pulled_bytes;  // from so many on, a block is read in registered memory if all of it lies there
+  uint64_t message_chunk_bytes;  // of a slot of messages, behind the head
 
   // Before: the header. Word 0 is `done`, of successes alone; word 1 is mismatch_word().
   static constexpr uint64_t kWordsAt = 4096;
@@ -103,7 +106,7 @@ struct CollLayout {
 #define MEP_BOTH
 #endif
   // Rows of signal words, one word a source: exchanges by parity, the two halves of a two-shot, the begin of an
-  // epoch.
+  // epoch. And one of offers, see coll/registered.cuh.
   MEP_BOTH uint64_t exchange_row(uint64_t parity, uint32_t cta) const {
     return kWordsAt + (parity * kMaxCollCtas + cta) * kRowBytes;
   }
@@ -116,11 +119,14 @@ struct CollLayout {
   MEP_BOTH uint64_t begin_row(uint32_t cta) const {
     return exchange_row(4, cta);
   }
+  MEP_BOTH uint64_t offer_row(uint32_t cta) const {
+    return exchange_row(5, cta);
+  }
   MEP_BOTH uint64_t packets(uint64_t step, uint32_t source) const {
-    return exchange_row(5, 0) + (step % kCollSlots * ranks + source) * packet_place_bytes;
+    return exchange_row(6, 0) + (step % kCollSlots * ranks + source) * packet_place_bytes;
   }
   MEP_BOTH uint64_t packets_end() const {
-    return exchange_row(5, 0) + uint64_t{kCollSlots} * ranks * packet_place_bytes;
+    return exchange_row(6, 0) + uint64_t{kCollSlots} * ranks * packet_place_bytes;
   }
   MEP_BOTH uint64_t slot(uint64_t step, uint32_t source) const {
     return packets_end() + (step % kCollSlots * ranks + source) * slot_bytes;
@@ -155,6 +161,14 @@ enum LeaderOrder : uint32_t { kCollNone = 0, kCollGoOn = 1, kCollFail = 2 };
 // No word of the host: a channel that goes on has an even one, a frozen one counts from 1.
 constexpr uint64_t kUnseenWord = UINT64_MAX;
 
+// A piece of memory that each rank has registered, as mapped here; in the order of ranks.
+struct CollRegistered {
+  uint64_t
+      number;  // the same on all ranks, of no other piece; 0: none. Modulo kMaxRegistered its place
+  uint64_t bytes;
+  const uint8_t* at[kMaxCollRanks];
+};
+
 struct CollState {
   // The comm, as of the last operation.
   uint64_t epoch;
@@ -175,6 +189,9 @@ struct CollState {
   CollLayout layout;
   CollPost* post;                   // device address
   uint8_t* windows[kMaxCollRanks];  // of all ranks, as mapped here
+  // Registered memory, kMaxRegistered pieces; the host writes both while no operation runs.
+  const CollRegistered* registered;
+  uint32_t offers;  // operations of pulled_bytes begin with offers: the same on all ranks
   // The running operation.
   uint32_t ticket;  // CTAs that are through
   uint32_t pending_calls;
