@@ -321,13 +321,14 @@ MEP_API mep_result_t mep_comm_query(mep_comm_t comm, mep_comm_info_t* info);
 MEP_API mep_result_t mep_mem_alloc(mep_comm_t comm, size_t bytes, void** memory);
 MEP_API mep_result_t mep_mem_free(mep_comm_t comm, void* memory);
 
-/* Registers GPU memory of mep_mem_alloc: peers then read a long operation's send buffer where it lies, without a way
- * through windows of the library, and never write it. Bits and errors of the operation are the same.
+/* Registers GPU memory of mep_mem_alloc: where that is faster, peers then read an operation's send buffer where it lies,
+ * without a way through windows of the library, and never write it. Bits and errors of the operation are the same.
  * memory: what mep_mem_alloc gave, of one size on all ranks. Collective: every rank calls it, in one order with the
  * communicator's operations, while its streams are idle; blocks until all have mapped it, at most timeout_ms.
- * From 1 MiB a block on, broadcast, allgather, allreduce, reduce, gather, scatter, reduce_scatter and alltoall read
- * send buffers anywhere in the same registered memory, also those of graphs that were captured before; where one rank
- * gives another buffer all of them are copied. Forms with counts and messages are always copied.
+ * It concerns alltoall and reduce_scatter with blocks of 1 to 8 MiB, and broadcasts between two ranks from 32 MiB on;
+ * with num_sms of up to 32, which leaves the program its SMs, all longer blocks too, and such broadcasts from 4 MiB on.
+ * The send buffers may be anywhere in the same registered memory, and in graphs that were captured before; where one
+ * rank gives another buffer all go through windows, as all other operations do.
  * A view that admits a rank ends all registrations of the communicator; register again then. mep_mem_free lets go of
  * memory that is registered when it is deregistered on all ranks, or the communicator is destroyed.
  * mep_comm_deregister: collective in the same way. Both do nothing on hosts and where GPUs do not map each other.

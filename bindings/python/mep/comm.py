@@ -344,7 +344,7 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         self._allocated.pop(address, None)
 
     def register(self, array: Any) -> None:
-        """Lets the peers' GPUs read send buffers in this memory where they lie, from 1 MiB a block on. array: what
+        """Lets the peers' GPUs read send buffers in this memory where they lie, where that is faster. array: what
         mem_alloc() gave, or a tensor that begins there; of one size on all ranks. Collective, while the streams of the
         communicator are idle; ended by a view that admits a rank. Does nothing on hosts."""
         check(lib.mep_comm_register(self._address, buffer(array).address))

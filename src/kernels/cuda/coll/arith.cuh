@@ -163,18 +163,33 @@ struct Pack {
     }
     add_by<MEP_SUM>(other);
   }
+  // Floats are multiplied by a power of two, which is exact where dividing is.
+  __device__ uint4 store_scaled(float scale) const {
+    return store_each([scale](typename Type::Value value) {
+      if constexpr (std::is_same_v<typename Type::Value, float>) return __fmul_rn(value, scale);
+      if constexpr (std::is_same_v<typename Type::Value, double>) {
+        return __dmul_rn(value, static_cast<double>(scale));
+      }
+      return value;
+    });
+  }
   __device__ uint4 store(mep_op_t op, uint32_t contributors) const {
-    typename Type::Stored stored[kValues];
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) {
-      typename Type::Value value = values[i];
+    return store_each([op, contributors](typename Type::Value value) {
       if constexpr (std::is_same_v<typename Type::Value, float>) {
         if (op == MEP_AVG) value = __fdiv_rn(value, static_cast<float>(contributors));
       } else if constexpr (std::is_same_v<typename Type::Value, double>) {
         if (op == MEP_AVG) value = __ddiv_rn(value, static_cast<double>(contributors));
       }
-      stored[i] = Type::store(value);
-    }
+      return value;
+    });
+  }
+
+ private:
+  template <typename Change>
+  __device__ uint4 store_each(Change&& change) const {
+    typename Type::Stored stored[kValues];
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) stored[i] = Type::store(change(values[i]));
     uint4 bytes;
     __builtin_memcpy(&bytes, stored, 16);
     return bytes;

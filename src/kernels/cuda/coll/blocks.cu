@@ -38,15 +38,12 @@ __device__ void blocks(CollState* state, const CollCall& call, CollFrame* frame)
                    call.bytes, chunk.begin, chunk.end);
     }
   };
-  const bool is_read = gives && (gives_each || !is_root);
-  const uint64_t given = call.bytes * (gives_each ? state->layout.ranks : 1);
-  if (!meet_with_offers(state, call, frame, is_read ? given : 0)) return;
+  const uint64_t given = call.bytes * state->layout.ranks;
+  const bool is_alltoall = call.kind == Collective::k_alltoall;
+  if (is_alltoall && !meet_with_offers(state, call, frame, given)) return;
   if (frame->pulls) {
     const CollChunk whole = whole_block(call.bytes);
-    const uint64_t at = gives_each ? state->rank * call.bytes : 0;
-    if (gets && gets_of_each) pull_blocks(whole_team(), *frame, call, whole, at);
-    if (!gets_of_each && !is_root)
-      pull_block(whole_team(), *frame, call, whole, call.root, at, receive);
+    pull_blocks(whole_team(), *frame, call, whole, state->rank * call.bytes);
     own(whole_team(), whole);
     confirm_blocks(state, frame, frame->step);
     return;
@@ -57,7 +54,7 @@ __device__ void blocks(CollState* state, const CollCall& call, CollFrame* frame)
   }
 }
 
-__global__ void __launch_bounds__(kCollThreads)
+__global__ void __launch_bounds__(kCollThreads, 1)
     blocks_entry(CollState* state, const CollCall call) {
   run_coll(
       state, call, [&](CollFrame* frame) { blocks(state, call, frame); },

@@ -75,12 +75,12 @@ __device__ inline void push_to_others(const Team& team, const CollState* state,
                                       const CollFrame& frame, const CollCall& call,
                                       const CollChunk& chunk) {
   const uint64_t slot = state->layout.slot(chunk.step, state->rank);
-  move_from_user(team, static_cast<const uint8_t*>(call.send), chunk.at, call.bytes, chunk.begin,
-                 chunk.end, [&](uint64_t i, const uint4& pack) {
-                   for (uint32_t k = 1; k < frame.members; ++k) {
-                     store_window(state->windows[frame.member_after(k)] + slot + i, pack);
-                   }
-                 });
+  move_groups_from_user(team, static_cast<const uint8_t*>(call.send), chunk.at, call.bytes,
+                        chunk.begin, chunk.end, [&](const auto& group) {
+                          for (uint32_t k = 1; k < frame.members; ++k) {
+                            group.store_to(frame.window[frame.member_after(k)] + slot);
+                          }
+                        });
 }
 
 // One block to one member.
@@ -148,8 +148,8 @@ __device__ inline bool exchange_chunks(CollState* state, const CollCall& call, C
                                        uint32_t senders, Push&& push, Own&& own, Use&& use) {
   const CollChunks chunks(state->layout, call.bytes);
   const uint64_t first = frame->step;
-  return run_pipeline(
-      state, frame, 1, chunks.count(), senders,
+  return run_pipeline<1>(
+      state, frame, chunks.count(), senders,
       [&](const Team& team, uint64_t number) { push(team, chunks.chunk(first, number)); },
       [&](const Team& team, uint64_t number) { own(team, chunks.chunk(first, number)); },
       [&](const Team& team, uint64_t number) { use(team, chunks.chunk(first, number)); });

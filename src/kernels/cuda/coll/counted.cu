@@ -100,22 +100,21 @@ __device__ void take_counted(const Team& team, const CollState* state, const Col
 
 // This rank's block: what all give it, and itself.
 template <typename Type>
-__device__ void reduce_counted(const Team& team, const CollState* state, const CollFrame& frame,
+__device__ void reduce_counted(const Team& team, const CollState* state, CollFrame* frame,
                                const CollCall& call, const CollBlocks& blocks,
                                const CollChunk& chunk) {
   const CollBlock& given = blocks.given[state->rank];
   const auto* own = static_cast<const uint8_t*>(call.send) + given.at;
   auto* to = static_cast<uint8_t*>(call.receive) + blocks.gotten[state->rank].at;
-  const bool own_aligned = is_aligned(own), to_aligned = is_aligned(to);
-  reduce_range<Type>(
-      team, frame, call.op, chunk.begin, end_in(chunk, given.bytes),
-      [&](uint32_t source, uint64_t i) {
-        if (source == state->rank) return load_user(own, chunk.at + i, given.bytes, own_aligned);
-        return load_window(window_of(frame, source) + state->layout.slot(chunk.step, source) + i);
-      },
-      [&](uint64_t i, const uint4& sum) {
-        store_user(to, chunk.at + i, given.bytes, to_aligned, sum);
-      });
+  const uint32_t rank = state->rank;
+  const uint64_t slot = state->layout.slot(chunk.step, 0), slot_bytes = state->layout.slot_bytes;
+  const auto from = [&](uint32_t source) {
+    if (source == rank) return own + chunk.at;
+    return window_of(*frame, source) + slot + source * slot_bytes;
+  };
+  lay_out_reduction(team, frame, from, to + chunk.at);
+  reduce_range<Type>(team, *frame, call.op, chunk.begin, end_in(chunk, given.bytes),
+                     given.bytes - chunk.at);
 }
 
 // own(team, chunk) is what this rank does without the others, take(team, chunk) comes when all is there.
@@ -129,8 +128,8 @@ __device__ void counted(CollState* state, const CollCall& call, const CollBlocks
   const CollChunks chunks(state->layout, most);
   if (threadIdx.x == 0) frame->chunks = chunks.count();
   if (!fits) return refuse_lengths(state, frame, first);
-  const bool all_here = run_pipeline(
-      state, frame, 1, chunks.count(), kHalfSenders,
+  const bool all_here = run_pipeline<1>(
+      state, frame, chunks.count(), kHalfSenders,
       [&](const Team& team, uint64_t number) {
         push_counted(team, state, *frame, call, blocks, chunks.chunk(first, number));
       },
@@ -139,7 +138,7 @@ __device__ void counted(CollState* state, const CollCall& call, const CollBlocks
   if (all_here) confirm_blocks(state, frame, first + chunks.count());
 }
 
-__global__ void __launch_bounds__(kCollThreads)
+__global__ void __launch_bounds__(kCollThreads, 1)
     counted_entry(CollState* state, const CollCall call,
                   const __grid_constant__ CollBlocks blocks) {
   const auto own = [&](const Team& team, const CollChunk& chunk) {
@@ -159,7 +158,7 @@ __global__ void __launch_bounds__(kCollThreads)
 }
 
 template <typename Type>
-__global__ void __launch_bounds__(kCollThreads)
+__global__ void __launch_bounds__(kCollThreads, 1)
     counted_reduce_entry(CollState* state, const CollCall call,
                          const __grid_constant__ CollBlocks blocks) {
   run_coll(
@@ -168,7 +167,7 @@ __global__ void __launch_bounds__(kCollThreads)
         counted(
             state, call, blocks, frame, [](const Team&, const CollChunk&) {},
             [&](const Team& team, const CollChunk& chunk) {
-              reduce_counted<Type>(team, state, *frame, call, blocks, chunk);
+              reduce_counted<Type>(team, state, frame, call, blocks, chunk);
             });
       },
       [](const CollFrame& frame) { return 2 + frame.chunks; });

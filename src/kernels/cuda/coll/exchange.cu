@@ -27,10 +27,10 @@ __device__ void exchange(CollState* state, const CollCall& call, CollFrame* fram
     const uint8_t* from = window_of(*frame, call.root) + state->layout.slot(chunk.step, call.root);
     move_to_user(team, from, receive, chunk.at, call.bytes, chunk.begin, chunk.end);
   };
-  if (!meet_with_offers(state, call, frame, gives ? call.bytes : 0)) return;
+  const bool is_read = call.kind == Collective::k_broadcast;
+  if (is_read && !meet_with_offers(state, call, frame, gives ? call.bytes : 0)) return;
   if (frame->pulls) {
     const CollChunk whole = whole_block(call.bytes);
-    if (call.kind == Collective::k_allgather) pull_blocks(whole_team(), *frame, call, whole, 0);
     if (!gives) pull_block(whole_team(), *frame, call, whole, call.root, 0, receive);
     own(whole_team(), whole);
     confirm_blocks(state, frame, frame->step);
@@ -41,7 +41,7 @@ __device__ void exchange(CollState* state, const CollCall& call, CollFrame* fram
   (void)exchange_chunks(state, call, frame, senders, push, own, use);
 }
 
-__global__ void __launch_bounds__(kCollThreads)
+__global__ void __launch_bounds__(kCollThreads, 1)
     exchange_entry(CollState* state, const CollCall call) {
   run_coll(
       state, call, [&](CollFrame* frame) { exchange(state, call, frame); },

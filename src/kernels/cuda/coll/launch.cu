@@ -36,8 +36,12 @@ constexpr uint64_t kShortReduceBytes = 16u << 10;
 // From here on broadcasts and reduces of more than two ranks go in slices.
 constexpr uint64_t kSlicedBroadcastBytes = 4u << 20;
 constexpr uint64_t kSlicedReduceBytes = 32u << 20;
-// From here on blocks are read in registered memory.
-constexpr uint64_t kPulledBytes = 1u << 20;
+// Where reading in registered memory is faster than windows. With few CTAs it is for all long ones.
+constexpr uint64_t kPulledFrom = 1u << 20;
+constexpr uint64_t kPulledTo = 8u << 20;
+constexpr uint64_t kPulledBroadcastBytes = 32u << 20;
+constexpr uint64_t kPulledBroadcastBytesOfFew = 4u << 20;
+constexpr uint32_t kFewPullingCtas = 32;
 
 // All lanes of all sources together, and the most of a slot. A slot has a signal each way, which takes some microseconds.
 constexpr uint64_t kMessageAreaBytes = 64u << 20;
@@ -169,7 +173,10 @@ CollLayout make_coll_layout(uint32_t ranks, uint32_t ctas, bool on_host) {
   layout.message_chunk_bytes = std::min(kMessageAreaBytes / slots, kMostMessageChunk) / 16 * 16;
   layout.sliced_broadcast_bytes = kSlicedBroadcastBytes;
   layout.sliced_reduce_bytes = kSlicedReduceBytes;
-  layout.pulled_bytes = kPulledBytes;
+  const bool few = layout.ctas <= kFewPullingCtas;
+  layout.pulled_from = kPulledFrom;
+  layout.pulled_to = few ? UINT64_MAX : kPulledTo;
+  layout.pulled_broadcast_bytes = few ? kPulledBroadcastBytesOfFew : kPulledBroadcastBytes;
   layout.piece_bytes = std::max(kTileBytes / std::max(ranks, 2u) / 16 * 16, kLeastPieceBytes);
   return layout;
 }

@@ -6,9 +6,8 @@ namespace mep::device {
 namespace {
 
 __device__ void broadcast_slices(CollState* state, const CollCall& call, CollFrame* frame) {
-  const bool is_root = call.root == state->rank;
-  if (!meet_with_offers(state, call, frame, is_root ? call.bytes : 0)) return;
   const CollSlices slices(state, call, *frame);
+  const bool is_root = call.root == state->rank;
   const auto* send = static_cast<const uint8_t*>(call.send);
   auto* receive = static_cast<uint8_t*>(call.receive);
   const auto slot_here = [&](uint64_t step, uint32_t source) {
@@ -31,23 +30,20 @@ __device__ void broadcast_slices(CollState* state, const CollCall& call, CollFra
     if (is_root) return;
     const uint32_t self = slices.worker_of(frame->cursor);
     const SlicePart part = slices.part(chunk, self);
-    const uint64_t slot = state->layout.slot(slices.passed_step(chunk), state->rank);
+    const uint64_t slot = state->layout.slot(chunk.step + 1, state->rank);
     const bool aligned = is_aligned(receive);
-    const auto store = [&](uint64_t i, const uint4& pack) {
+    const auto store = [&](const auto& group) {
       for (uint32_t k = 1; k < slices.workers(); ++k) {
         const uint32_t worker =
             self + k < slices.workers() ? self + k : self + k - slices.workers();
-        store_window(state->windows[frame->member[slices.cursor_of(worker)]] + slot + i, pack);
+        group.store_to(frame->window[frame->member[slices.cursor_of(worker)]] + slot);
       }
-      store_user(receive, part.at + i, call.bytes, aligned, pack);
+      group.store([&](uint64_t i, const uint4& pack) {
+        store_user(receive, part.at + i, call.bytes, aligned, pack);
+      });
     };
-    if (frame->pulls) {
-      move_from_user(team, frame->source[call.root], part.at, call.bytes, part.begin, part.end,
-                     store);
-      return;
-    }
     const uint8_t* from = slot_here(chunk.step, call.root);
-    move_packs(
+    move_groups(
         team, part.begin, part.end, [&](uint64_t i) { return load_window(from + i); }, store);
   };
   const auto take = [&](const Team& team, const SlicedChunk& chunk) {
@@ -59,7 +55,7 @@ __device__ void broadcast_slices(CollState* state, const CollCall& call, CollFra
       }
       const uint32_t worker = frame->member[slices.cursor_of(k)];
       if (worker == state->rank) continue;
-      move_to_user(team, slot_here(slices.passed_step(chunk), worker), receive, part.at, call.bytes,
+      move_to_user(team, slot_here(chunk.step + 1, worker), receive, part.at, call.bytes,
                    part.begin, part.end);
     }
   };
@@ -67,7 +63,7 @@ __device__ void broadcast_slices(CollState* state, const CollCall& call, CollFra
   exchange_slices(state, slices, frame, senders, give, pass_on, take);
 }
 
-__global__ void __launch_bounds__(kCollThreads)
+__global__ void __launch_bounds__(kCollThreads, 1)
     long_broadcast_entry(CollState* state, const CollCall call) {
   run_coll(
       state, call, [&](CollFrame* frame) { broadcast_slices(state, call, frame); },

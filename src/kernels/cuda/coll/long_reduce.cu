@@ -7,12 +7,12 @@ namespace {
 
 template <typename Type>
 __device__ void reduce_slices(CollState* state, const CollCall& call, CollFrame* frame) {
-  if (!meet_with_offers(state, call, frame, call.bytes)) return;
   const CollSlices slices(state, call, *frame);
   const bool is_root = call.root == state->rank;
   const auto* send = static_cast<const uint8_t*>(call.send);
   auto* receive = static_cast<uint8_t*>(call.receive);
-  const bool send_aligned = is_aligned(send);
+  const uint32_t rank = state->rank;
+  const uint64_t slot_bytes = state->layout.slot_bytes;
 
   const auto give = [&](const Team& team, const SlicedChunk& chunk) {
     const uint64_t slot = state->layout.slot(chunk.step, state->rank);
@@ -28,22 +28,20 @@ __device__ void reduce_slices(CollState* state, const CollCall& call, CollFrame*
   const auto pass_on = [&](const Team& team, const SlicedChunk& chunk) {
     if (!slices.is_worker(frame->cursor)) return;
     const SlicePart part = slices.part(chunk, slices.worker_of(frame->cursor));
-    uint8_t* to =
-        state->windows[call.root] + state->layout.slot(slices.passed_step(chunk), state->rank);
-    reduce_range<Type>(
-        team, *frame, call.op, part.begin, part.end,
-        [&](uint32_t source, uint64_t i) {
-          if (source == state->rank) return load_user(send, part.at + i, call.bytes, send_aligned);
-          if (frame->pulls) return load_source(*frame, source, 0, part.at + i, call.bytes);
-          return load_window(frame->own + state->layout.slot(chunk.step, source) + i);
-        },
-        [&](uint64_t i, const uint4& sum) { store_window(to + i, sum); });
+    uint8_t* to = state->windows[call.root] + state->layout.slot(chunk.step + 1, state->rank);
+    const uint64_t slot = state->layout.slot(chunk.step, 0);
+    const auto from = [&](uint32_t source) {
+      if (source == rank) return send + part.at;
+      return frame->own + slot + source * slot_bytes;
+    };
+    lay_out_reduction(team, frame, from, nullptr, 1, [&](uint32_t) { return to; });
+    reduce_range<Type>(team, *frame, call.op, part.begin, part.end, call.bytes - part.at);
   };
   const auto take = [&](const Team& team, const SlicedChunk& chunk) {
     for (uint32_t k = 0; is_root && k < slices.workers(); ++k) {
       const SlicePart part = slices.part(chunk, k);
       const uint32_t worker = frame->member[slices.cursor_of(k)];
-      const uint8_t* from = frame->own + state->layout.slot(slices.passed_step(chunk), worker);
+      const uint8_t* from = frame->own + state->layout.slot(chunk.step + 1, worker);
       move_to_user(team, from, receive, part.at, call.bytes, part.begin, part.end);
     }
   };
@@ -51,7 +49,7 @@ __device__ void reduce_slices(CollState* state, const CollCall& call, CollFrame*
 }
 
 template <typename Type>
-__global__ void __launch_bounds__(kCollThreads)
+__global__ void __launch_bounds__(kCollThreads, 1)
     long_reduce_entry(CollState* state, const CollCall call) {
   run_coll(
       state, call, [&](CollFrame* frame) { reduce_slices<Type>(state, call, frame); },

@@ -17,32 +17,27 @@ __device__ void one_shot(CollState* state, const CollCall& call, CollFrame* fram
   const uint64_t end = begin + part < call.bytes ? begin + part : call.bytes;
   const auto* send = static_cast<const uint8_t*>(call.send);
   auto* receive = static_cast<uint8_t*>(call.receive);
-  const bool send_aligned = is_aligned(send);
-  const bool receive_aligned = is_aligned(receive);
+  const uint64_t slot_bytes = layout.slot_bytes;
   test_delay(state, *frame, 0);
-  for (uint64_t i = begin + threadIdx.x * 16; i < end; i += kPackStride) {
-    const uint4 bytes = load_user(send, i, call.bytes, send_aligned);
+  move_groups_from_user(whole_team(), send, 0, call.bytes, begin, end, [&](const auto& group) {
     for (uint32_t member = 0; member < frame->members; ++member) {
-      store_window(state->windows[frame->member[member]] + own_slot + i, bytes);
+      group.store_to(frame->window[frame->member[member]] + own_slot);
     }
-  }
+  });
   test_delay(state, *frame, 1);
   signal_members(state, *frame, row, tag);
   if (!wait_members(state, frame, row, layout.scatter_row(blockIdx.x), tag)) return;
   if (!keeps_result(state, call)) return;
   test_delay(state, *frame, 2);
-  reduce_range<Type>(
-      whole_team(), *frame, call.op, begin, end,
-      [&](uint32_t source, uint64_t i) {
-        return load_window(window_of(*frame, source) + slots + source * layout.slot_bytes + i);
-      },
-      [&](uint64_t i, const uint4& sum) {
-        store_user(receive, i, call.bytes, receive_aligned, sum);
-      });
+  const auto from = [&](uint32_t source) {
+    return window_of(*frame, source) + slots + source * slot_bytes;
+  };
+  lay_out_reduction(whole_team(), frame, from, receive);
+  reduce_range<Type>(whole_team(), *frame, call.op, begin, end, call.bytes);
 }
 
 template <typename Type>
-__global__ void __launch_bounds__(kCollThreads)
+__global__ void __launch_bounds__(kCollThreads, 1)
     one_shot_entry(CollState* state, const CollCall call) {
   run_coll(
       state, call, [&](CollFrame* frame) { one_shot<Type>(state, call, frame); },

@@ -1,18 +1,18 @@
-// A message in chunks: each is sent in a step of its own, and taken when the words of `lag` steps have come.
+// A message in chunks: each is sent in a step of its own, and taken when the words of kLag steps have come.
 //
-//   wait(c), send(c + 1), signal(c + 1), take(c + 1 - lag), wait(c + 1), send(c + 2), ...
+//   wait(c), send(c + 1), signal(c + 1), take(c + 1 - kLag), wait(c + 1), send(c + 2), ...
 //
 // With several chunks a CTA's data threads are two teams. The senders wait, send and signal; the takers take. So the
 // links are busy while chunks are taken, and while a signal waits until what was sent has arrived.
 //
-//   senders   wait(c)  taken(c - lag)  arrived(c)  send(c + 1)  signal(c + 1)  wait(c + 1) ...
-//   takers                              arrived(c)  take(c + 1 - lag)  taken(c + 1 - lag)  arrived(c + 1) ...
+//   senders   wait(c)  taken(c - kLag)  arrived(c)  send(c + 1)  signal(c + 1)  wait(c + 1) ...
+//   takers                              arrived(c)  take(c + 1 - kLag)  taken(c + 1 - kLag)  arrived(c + 1) ...
 //
 // "arrived" and "taken" are barriers at which one team arrives and the other waits. The team that arrives does not
 // come there again before the other has left, because it waits at the other barrier in between.
 //
-// A word of step s comes after wait(s - 1), after all that reads slots of step s - 1 - lag + 1 to send, and after
-// take(s - 1 - lag), which reads slots up to step s - 2. So it says that its writer has used the slots of step s - 2. A
+// A word of step s comes after wait(s - 1), after all that reads slots of step s - 1 - kLag + 1 to send, and after
+// take(s - 1 - kLag), which reads slots up to step s - 2. So it says that its writer has used the slots of step s - 2. A
 // rank that has waited for s may fill the slots of s + 1, which are those of s - 2: kCollSlots, three.
 #pragma once
 
@@ -27,19 +27,19 @@ constexpr uint32_t kHalfSenders = 256;
 constexpr uint32_t kMostSenders = 480;
 
 // send(team, step), spare(team, chunk) and take(team, chunk), with numbers from 0, that of the step `first`; spare() waits
-// for nobody. lag: 1 or 2. False in all threads: the operation has failed.
-template <typename Send, typename Spare, typename Take>
-__device__ inline bool run_pipeline(CollState* state, CollFrame* frame, uint32_t lag,
-                                    uint64_t chunks, uint32_t senders, Send&& send, Spare&& spare,
-                                    Take&& take, uint64_t first) {
+// for nobody. False in all threads: the operation has failed.
+template <uint32_t kLag, typename Send, typename Spare, typename Take>
+__device__ inline bool run_pipeline(CollState* state, CollFrame* frame, uint64_t chunks,
+                                    uint32_t senders, Send&& send, Spare&& spare, Take&& take,
+                                    uint64_t first) {
   const CollLayout& layout = state->layout;
-  const uint64_t steps = chunks + lag - 1;
+  const uint64_t steps = chunks + kLag - 1;
   const bool split = chunks > 1;
   const bool sends = !split || threadIdx.x < senders;
   const bool takes = !split || !sends;
   Team team = whole_team();
   if (split && sends) team = {threadIdx.x, senders, kSenderBarrier};
-  if (split && takes) team = {threadIdx.x - senders, kDataThreads - senders, kDataBarrier};
+  if (split && takes) team = {threadIdx.x - senders, kDataThreads - senders, kTakerBarrier};
   const auto row = [&](uint64_t step) { return layout.exchange_row(step & 1, blockIdx.x); };
   for (uint64_t number = 0; number <= steps; ++number) {
     if (sends) {
@@ -65,17 +65,16 @@ __device__ inline bool run_pipeline(CollState* state, CollFrame* frame, uint32_t
         if (*static_cast<volatile uint64_t*>(&frame->stopped_at) == number) return false;
       }
       test_delay(state, *frame, 2);
-      if (number >= lag) take(team, number - lag);
+      if (number >= kLag) take(team, number - kLag);
       if (split && number != 0 && number < steps) arrive_at(kTakenBarrier, kDataThreads);
     }
   }
   return true;
 }
-template <typename Send, typename Spare, typename Take>
-__device__ inline bool run_pipeline(CollState* state, CollFrame* frame, uint32_t lag,
-                                    uint64_t chunks, uint32_t senders, Send&& send, Spare&& spare,
-                                    Take&& take) {
-  return run_pipeline(state, frame, lag, chunks, senders, send, spare, take, frame->step);
+template <uint32_t kLag, typename Send, typename Spare, typename Take>
+__device__ inline bool run_pipeline(CollState* state, CollFrame* frame, uint64_t chunks,
+                                    uint32_t senders, Send&& send, Spare&& spare, Take&& take) {
+  return run_pipeline<kLag>(state, frame, chunks, senders, send, spare, take, frame->step);
 }
 
 }  // namespace mep::device

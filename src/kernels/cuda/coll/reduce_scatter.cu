@@ -14,27 +14,25 @@ __device__ void reduce_blocks(CollState* state, const CollCall& call, CollFrame*
   auto* receive = static_cast<uint8_t*>(call.receive);
   const uint64_t block = scatters ? state->rank * call.bytes : 0;
   const uint8_t* own = send + block;
-  const bool own_aligned = is_aligned(own);
-  const bool receive_aligned = is_aligned(receive);
+  const uint32_t rank = state->rank;
+  const uint64_t slot_bytes = state->layout.slot_bytes;
   const auto push = [&](const Team& team, const CollChunk& chunk) {
     if (scatters) push_blocks(team, state, *frame, call, chunk, 1);
     if (!gets) push_block(team, state, call, chunk, send, call.root);
   };
   const auto use = [&](const Team& team, const CollChunk& chunk) {
     if (!gets) return;
-    reduce_range<Type>(
-        team, *frame, call.op, chunk.begin, chunk.end,
-        [&](uint32_t source, uint64_t i) {
-          if (source == state->rank) return load_user(own, chunk.at + i, call.bytes, own_aligned);
-          if (frame->pulls) return load_source(*frame, source, block, chunk.at + i, call.bytes);
-          return load_window(frame->own + state->layout.slot(chunk.step, source) + i);
-        },
-        [&](uint64_t i, const uint4& sum) {
-          store_user(receive, chunk.at + i, call.bytes, receive_aligned, sum);
-        });
+    const uint64_t slot = state->layout.slot(chunk.step, 0);
+    const auto from = [&](uint32_t source) {
+      if (source == rank) return own + chunk.at;
+      if (frame->pulls) return frame->source[source] + block + chunk.at;
+      return frame->own + slot + source * slot_bytes;
+    };
+    lay_out_reduction(team, frame, from, receive + chunk.at);
+    reduce_range<Type>(team, *frame, call.op, chunk.begin, chunk.end, call.bytes - chunk.at);
   };
-  const uint64_t given = scatters ? call.bytes * state->layout.ranks : gets ? 0 : call.bytes;
-  if (!meet_with_offers(state, call, frame, given)) return;
+  const uint64_t given = call.bytes * state->layout.ranks;
+  if (scatters && !meet_with_offers(state, call, frame, given)) return;
   if (frame->pulls) {
     use(whole_team(), whole_block(call.bytes));
     confirm_blocks(state, frame, frame->step);
@@ -50,13 +48,13 @@ __device__ void reduce_blocks(CollState* state, const CollCall& call, CollFrame*
 }
 
 template <typename Type>
-__global__ void __launch_bounds__(kCollThreads)
+__global__ void __launch_bounds__(kCollThreads, 1)
     reduce_scatter_entry(CollState* state, const CollCall call) {
   run_coll(
       state, call, [&](CollFrame* frame) { reduce_blocks<Type>(state, call, frame); },
       [&](const CollFrame& frame) {
-        const uint64_t steps = block_steps(state, frame, call.bytes);
-        return frame.pulls || call.kind == Collective::k_reduce_scatter ? steps : steps - 1;
+        return call.kind == Collective::k_reduce_scatter ? block_steps(state, frame, call.bytes)
+                                                         : chunk_count(state->layout, call.bytes);
       });
 }
 

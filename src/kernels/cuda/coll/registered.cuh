@@ -1,6 +1,6 @@
 // Registered memory: blocks that the ranks which get them read where they lie, in place of a way through windows.
 //
-// Once a comm has registered memory its long operations begin with a step of offers. Each rank writes an offer into all
+// Once a comm has registered memory the operations that may read it begin with a step of offers. Each rank writes an offer into all
 // windows and signals: the number of the piece in which its send buffer lies, and where in it. If all offers are of one
 // piece, all ranks read; else all go through windows as without registered memory. So no rank needs to know what the
 // others call with, and a graph finds the memory anew in each replay.
@@ -18,12 +18,20 @@ constexpr uint32_t kOfferShift = 40;
 constexpr uint64_t kGivesNothing = UINT64_MAX;  // fits each piece
 constexpr uint64_t kMostRegisteredBytes = uint64_t{1} << kOfferShift;
 
+// The same on all ranks.
+__device__ inline bool is_pulled(const CollLayout& layout, const CollCall& call) {
+  if (call.kind == Collective::k_broadcast) {
+    return layout.ranks == 2 && call.bytes >= layout.pulled_broadcast_bytes;
+  }
+  return call.bytes >= layout.pulled_from && call.bytes <= layout.pulled_to;
+}
+
 // The data threads, before the first step of an operation whose rank gives `given` bytes at call.send. Afterwards
 // frame->pulls says whether blocks are read, and frame->step is behind the step of offers. False in all of them: the
 // operation has failed.
 __device__ inline bool meet_with_offers(CollState* state, const CollCall& call, CollFrame* frame,
                                         uint64_t given) {
-  if (state->offers == 0 || call.bytes < state->layout.pulled_bytes) return true;
+  if (state->offers == 0 || !is_pulled(state->layout, call)) return true;
   const Team team = whole_team();
   if (team.index == 0) {
     frame->offer = given == 0 ? kGivesNothing : 0;
@@ -44,7 +52,7 @@ __device__ inline bool meet_with_offers(CollState* state, const CollCall& call, 
   const uint64_t row = state->layout.exchange_row(frame->step & 1, blockIdx.x);
   const uint64_t offers = state->layout.offer_row(blockIdx.x);
   for (uint32_t i = team.index; i < frame->members; i += team.threads) {
-    uint8_t* window = state->windows[frame->member[i]];
+    uint8_t* window = frame->window[frame->member[i]];
     store_word(reinterpret_cast<uint64_t*>(window + offers) + state->rank, frame->offer);
   }
   test_delay(state, *frame, 4);
@@ -73,13 +81,6 @@ __device__ inline bool meet_with_offers(CollState* state, const CollCall& call, 
   }
   data_sync();
   return true;
-}
-
-// 16 bytes at `offset` of a block of `bytes` that begins at byte `at` of what the source offered.
-__device__ inline uint4 load_source(const CollFrame& frame, uint32_t source, uint64_t at,
-                                    uint64_t offset, uint64_t bytes) {
-  const uint8_t* const block = frame.source[source] + at;
-  return load_user(block, offset, bytes, is_aligned(block));
 }
 
 }  // namespace mep::device

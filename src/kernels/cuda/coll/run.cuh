@@ -29,6 +29,13 @@ struct CollFrame {
   uint64_t replaced;  // sources whose bytes are read in the donor's window
   const uint8_t* own;
   const uint8_t* donor;
+  uint8_t* window[kMaxCollRanks];  // by rank
+  // Of a reduction, coll/allreduce.cuh: where byte 0 of each member's contribution lies, by its place among the members, and
+  // of the places in windows to which results go; the caller's buffer, or null.
+  const uint8_t* give[kMaxCollRanks];
+  uint8_t* put[kMaxCollRanks];
+  uint32_t puts;
+  uint8_t* put_user;
   uint32_t members;
   uint32_t member[kMaxCollRanks];  // ranks, rising
   uint32_t cursor;                 // this rank's place among them
@@ -59,6 +66,7 @@ enum CtaBarrier : uint32_t {
   kSenderBarrier = 3,  // of a pipeline (coll/pipeline.cuh): its senders
   kArrivedBarrier = 4,
   kTakenBarrier = 5,
+  kTakerBarrier = 6,  // its takers: the senders may be at the data threads' next one
 };
 
 __device__ inline void sync_at(CtaBarrier barrier, uint32_t threads) {
@@ -117,6 +125,7 @@ __device__ inline void wait_for_frame() {
 
 // The data threads, first of all.
 __device__ inline void begin_frame(const CollState* state, const CollCall& call, CollFrame* frame) {
+  if (threadIdx.x < kMaxCollRanks) frame->window[threadIdx.x] = state->windows[threadIdx.x];
   if (threadIdx.x == 0) {
     frame->epoch = state->epoch;
     frame->fingerprint = call.fingerprint;
@@ -164,7 +173,7 @@ __device__ inline void signal_members(const Team& team, const CollState* state,
                                       const CollFrame& frame, uint64_t row, uint64_t tag) {
   team.sync();
   for (uint32_t i = team.index; i < frame.members; i += team.threads) {
-    uint8_t* window = state->windows[frame.member[i]];
+    uint8_t* window = frame.window[frame.member[i]];
     store(reinterpret_cast<uint64_t*>(window + row) + state->rank, tag);
   }
 }

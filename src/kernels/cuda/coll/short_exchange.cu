@@ -151,14 +151,14 @@ __device__ void blocks_in_packets(CollState* state, const CollCall& call, CollFr
   if (step.end() && ((all_give && gridDim.x == 1) || step.wait_for_all())) step.confirm();
 }
 
-__global__ void __launch_bounds__(kCollThreads)
+__global__ void __launch_bounds__(kCollThreads, 1)
     short_blocks_entry(CollState* state, const CollCall call) {
   run_coll<store_word>(
       state, call, [&](CollFrame* frame) { blocks_in_packets(state, call, frame); },
       [](const CollFrame&) { return uint64_t{2}; });
 }
 
-__global__ void __launch_bounds__(kCollThreads)
+__global__ void __launch_bounds__(kCollThreads, 1)
     short_exchange_entry(CollState* state, const CollCall call) {
   run_coll<store_word>(
       state, call, [&](CollFrame* frame) { exchange_in_packets(state, call, frame); },

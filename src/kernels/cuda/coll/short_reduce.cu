@@ -71,7 +71,7 @@ __device__ void short_reduce(CollState* state, const CollCall& call, CollFrame* 
 }
 
 template <typename Type>
-__global__ void __launch_bounds__(kCollThreads)
+__global__ void __launch_bounds__(kCollThreads, 1)
     short_reduce_entry(CollState* state, const CollCall call) {
   run_coll<store_word>(
       state, call, [&](CollFrame* frame) { short_reduce<Type>(state, call, frame); },

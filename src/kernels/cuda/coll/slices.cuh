@@ -5,8 +5,6 @@
 // Chunk c is given in slots of step c and passed on in slots of step c + 1: a pipeline in which a chunk is taken two
 // steps after it was given.
 //
-// Where the givers' buffers lie in registered memory the workers read their slices there, and chunk c is passed on in step c.
-//
 // A chunk that one rank lacks may lie in no other window. So such an operation is confirmed (confirm_blocks()).
 #pragma once
 
@@ -29,10 +27,7 @@ struct SlicePart {
 class CollSlices {
  public:
   __device__ CollSlices(const CollState* state, const CollCall& call, const CollFrame& frame)
-      : bytes_(call.bytes),
-        first_step_(frame.step),
-        lag_(frame.pulls ? 1 : 2),
-        alone_(frame.members == 1) {
+      : bytes_(call.bytes), first_step_(frame.step), alone_(frame.members == 1) {
     workers_ = alone_ ? 1 : frame.members - 1;
     while (root_ + 1 < frame.members && frame.member[root_] != call.root) ++root_;
     const uint64_t pack_row = uint64_t{16} * workers_;
@@ -49,12 +44,8 @@ class CollSlices {
   }
 
   __device__ uint64_t count() const { return count_; }
-  // Chunks are given in as many steps; then the last is passed on, and all is confirmed. Where they are read in registered
-  // memory nothing is given.
-  __device__ uint64_t steps() const { return count_ + lag_; }
-  __device__ uint32_t lag() const { return lag_; }
-  // In whose slots a chunk is passed on.
-  __device__ uint64_t passed_step(const SlicedChunk& chunk) const { return chunk.step + lag_ - 1; }
+  // Chunks are given in as many steps; then the last is passed on, and all is confirmed.
+  __device__ uint64_t steps() const { return count_ + 2; }
   __device__ uint32_t workers() const { return workers_; }
   // A rank's place among the members -> its number as a worker, and back. Alone, the root is its own worker.
   __device__ bool is_worker(uint32_t cursor) const { return alone_ || cursor != root_; }
@@ -85,7 +76,6 @@ class CollSlices {
 
   uint64_t bytes_;
   uint64_t first_step_;
-  uint32_t lag_;  // steps from a chunk's first to where it is taken
   uint64_t count_;
   uint64_t chunk_bytes_;
   // Both are the same in all chunks: a place is free when the CTA that reads it says so, and no other.
@@ -103,17 +93,16 @@ __device__ inline void exchange_slices(CollState* state, const CollSlices& slice
                                        uint32_t senders, Give&& give, PassOn&& pass_on,
                                        Take&& take) {
   const uint64_t count = slices.count();
-  const uint32_t lag = slices.lag();
   const auto send = [&](const Team& team, uint64_t number) {
-    if (lag == 2 && number < count) give(team, slices.chunk(number));
-    if (number + 1 >= lag) pass_on(team, slices.chunk(number + 1 - lag));
+    if (number < count) give(team, slices.chunk(number));
+    if (number != 0) pass_on(team, slices.chunk(number - 1));
   };
   const auto take_one = [&](const Team& team, uint64_t number) {
     take(team, slices.chunk(number));
   };
-  if (run_pipeline(
-          state, frame, lag, count, senders, send, [](const Team&, uint64_t) {}, take_one)) {
-    confirm_blocks(state, frame, frame->step + slices.steps() - 1);
+  if (run_pipeline<2>(
+          state, frame, count, senders, send, [](const Team&, uint64_t) {}, take_one)) {
+    confirm_blocks(state, frame, frame->step + count + 1);
   }
 }
 

@@ -92,8 +92,9 @@ struct CollLayout {
   uint64_t packet_place_bytes;      // of one step, per rank; half of it is the message
   uint64_t sliced_broadcast_bytes;  // of so many a broadcast goes in slices, if ranks > 2
   uint64_t sliced_reduce_bytes;     // a reduce likewise
-  uint64_t
-      pulled_bytes;  // from so many on, a block is read in registered memory if all of it lies there
+  // Blocks of so many bytes are read in registered memory, and broadcasts between two ranks from so many on.
+  uint64_t pulled_from, pulled_to;
+  uint64_t pulled_broadcast_bytes;
   uint64_t message_chunk_bytes;  // of a slot of messages, behind the head
 
   // Before: the header. Word 0 is `done`, of successes alone; word 1 is mismatch_word().

@@ -1,7 +1,6 @@
 // Allreduce and reduce of large messages: every rank owns a slice of each CTA's piece of the message, adds up the
 // contributions to it, and gives the result to all. Each byte crosses to its owner once and back once.
 #include "kernels/cuda/coll/allreduce.cuh"
-#include "kernels/cuda/coll/registered.cuh"
 
 namespace mep::device {
 namespace {
@@ -30,14 +29,12 @@ __device__ uint64_t part_length(uint64_t begin, uint64_t slice, uint64_t bytes) 
 
 template <typename Type>
 __device__ void two_shot(CollState* state, const CollCall& call, CollFrame* frame) {
-  if (!meet_with_offers(state, call, frame, call.bytes)) return;
-  const CollLayout& layout = state->layout;
+  const CollLayout layout = state->layout;
   const Cut cut(layout, call.bytes, frame->members);
   const uint32_t cta = blockIdx.x;
   const auto* send = static_cast<const uint8_t*>(call.send);
   auto* receive = static_cast<uint8_t*>(call.receive);
-  const bool send_aligned = is_aligned(send);
-  const bool receive_aligned = is_aligned(receive);
+  const uint32_t rank = state->rank;
   const bool keeps = keeps_result(state, call);
   for (uint64_t step = 0; step < cut.steps; ++step) {
     const uint64_t tag = coll_tag(*frame, frame->step + step);
@@ -47,49 +44,38 @@ __device__ void two_shot(CollState* state, const CollCall& call, CollFrame* fram
     const auto scatter = [&](uint32_t member) {
       const uint64_t begin = base + member * cut.slice;
       const uint64_t length = part_length(begin, cut.slice, call.bytes);
-      uint8_t* to = state->windows[frame->member[member]] + layout.scatter_piece(state->rank, cta);
+      uint8_t* to = frame->window[frame->member[member]] + layout.scatter_piece(rank, cta);
       move_from_user(whole_team(), send, begin, call.bytes, 0, length,
                      [&](uint64_t i, const uint4& pack) { store_window(to + i, pack); });
     };
     // This rank's own slice stays where it is.
-    for (uint32_t k = 1; !frame->pulls && k < frame->members; ++k) scatter(frame->cursor_after(k));
+    for (uint32_t k = 1; k < frame->members; ++k) scatter(frame->cursor_after(k));
     test_delay(state, *frame, 1);
-    if (!frame->pulls) {
-      signal_members(state, *frame, layout.scatter_row(cta), tag);
-      if (!wait_members(state, frame, layout.scatter_row(cta), other, tag)) return;
-    }
+    signal_members(state, *frame, layout.scatter_row(cta), tag);
+    if (!wait_members(state, frame, layout.scatter_row(cta), other, tag)) return;
     test_delay(state, *frame, 2);
-    // Without the words of a scatter a rank may be one step ahead of the others: then its results, and their words, go
-    // by turns where else contributions go. Those of the last step do not.
-    const bool turns = frame->pulls && (cut.steps - step) % 2 == 0;
-    const auto result_at = [&](uint32_t owner) {
-      return turns ? layout.scatter_piece(owner, cta) : layout.result_piece(owner, cta);
-    };
-    const uint64_t row = turns ? layout.scatter_row(cta) : layout.result_row(cta);
+    const uint64_t result = layout.result_piece(rank, cta);
     const uint64_t own = base + frame->cursor * cut.slice;
     const uint64_t own_length = part_length(own, cut.slice, call.bytes);
-    reduce_range<Type>(
-        whole_team(), *frame, call.op, 0, own_length,
-        [&](uint32_t source, uint64_t i) {
-          if (source == state->rank) return load_user(send, own + i, call.bytes, send_aligned);
-          if (frame->pulls) return load_source(*frame, source, 0, own + i, call.bytes);
-          return load_window(frame->own + layout.scatter_piece(source, cta) + i);
-        },
-        [&](uint64_t i, const uint4& sum) {
-          for (uint32_t k = 1; k < frame->members; ++k) {
-            store_window(state->windows[frame->member_after(k)] + result_at(state->rank) + i, sum);
-          }
-          if (keeps) store_user(receive, own + i, call.bytes, receive_aligned, sum);
-        });
+    const auto from = [&](uint32_t source) {
+      if (source == rank) return send + own;
+      return frame->own + layout.scatter_piece(source, cta);
+    };
+    const auto to = [&](uint32_t number) {
+      return frame->window[frame->member_after(number + 1)] + result;
+    };
+    lay_out_reduction(whole_team(), frame, from, keeps ? receive + own : nullptr,
+                      frame->members - 1, to);
+    reduce_range<Type>(whole_team(), *frame, call.op, 0, own_length, call.bytes - own);
     test_delay(state, *frame, 3);
-    signal_members(state, *frame, row, tag);
-    if (!wait_members(state, frame, row, other, tag)) return;
+    signal_members(state, *frame, layout.result_row(cta), tag);
+    if (!wait_members(state, frame, layout.result_row(cta), other, tag)) return;
     for (uint32_t k = 1; keeps && k < frame->members; ++k) {
       const uint32_t member = frame->cursor_after(k);
       const uint32_t owner = frame->member[member];
       const uint64_t begin = base + member * cut.slice;
       const uint64_t length = part_length(begin, cut.slice, call.bytes);
-      const uint8_t* from = window_of(*frame, owner) + result_at(owner);
+      const uint8_t* from = window_of(*frame, owner) + layout.result_piece(owner, cta);
       move_to_user(whole_team(), from, receive, begin, call.bytes, 0, length);
     }
     data_sync();
@@ -97,7 +83,7 @@ __device__ void two_shot(CollState* state, const CollCall& call, CollFrame* fram
 }
 
 template <typename Type>
-__global__ void __launch_bounds__(kCollThreads)
+__global__ void __launch_bounds__(kCollThreads, 1)
     two_shot_entry(CollState* state, const CollCall call) {
   run_coll(
       state, call, [&](CollFrame* frame) { two_shot<Type>(state, call, frame); },
