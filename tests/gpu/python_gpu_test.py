@@ -117,6 +117,32 @@ def messages_of_torch(mep, comms):
     print("python: messages of PyTorch tensors")
 
 
+def registered_memory(mep, comms):
+    """Tensors over memory of the library, which peers read where it lies."""
+    import torch
+    rows, columns = RANKS, 1 << 20
+    memory = [comm.mem_alloc((rows, columns), "bfloat16") for comm in comms]
+    tensors = [torch.from_dlpack(each) for each in memory]
+    taken = [torch.zeros(rows, columns, dtype=torch.bfloat16, device=each.device) for each in tensors]
+    for comm, tensor in zip(comms, tensors):
+        for row in range(rows):
+            tensor[row] = 10 * comm.rank + row
+        torch.cuda.synchronize(comm.device)
+    on_threads(comms, lambda comm: comm.register(memory[comm.rank]))
+    streams = [torch.cuda.Stream(comm.device) for comm in comms]
+    for comm, tensor, recv, stream in zip(comms, tensors, taken, streams):
+        comm.alltoall(tensor, recv, stream=stream)
+    for comm, recv in zip(comms, taken):
+        torch.cuda.synchronize(comm.device)
+        comm.async_result()
+        for row in range(rows):
+            assert recv[row].eq(10 * row + comm.rank).all().item(), recv[:, :4]
+    on_threads(comms, lambda comm: comm.deregister(tensors[comm.rank]))
+    for comm, each in zip(comms, memory):
+        comm.mem_free(each)
+    print("python: registered memory as PyTorch tensors")
+
+
 def experts_of_torch(mep, comms):
     """Dispatch and combine on tensors: experts that give back what they get return each token times the sum of its
     weights. The library's own memory is seen through DLPack."""
@@ -220,7 +246,7 @@ def main():
         return SKIPPED
     print(f"python: ranks are on GPUs {[comm.device for comm in comms]}")
     ran = 0
-    for test in (with_torch, messages_of_torch, experts_of_torch, with_cupy):
+    for test in (with_torch, messages_of_torch, registered_memory, experts_of_torch, with_cupy):
         try:
             test(mep, comms)
             ran += 1

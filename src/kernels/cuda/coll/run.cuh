@@ -30,8 +30,8 @@ struct CollFrame {
   const uint8_t* own;
   const uint8_t* donor;
   uint8_t* window[kMaxCollRanks];  // by rank
-  // Of a reduction, coll/allreduce.cuh: where byte 0 of each member's contribution lies, by its place among the members, and
-  // of the places in windows to which results go; the caller's buffer, or null.
+  // For coll/allreduce.cuh: by place among the members, where each contribution lies; the windows that get results, and the
+  // caller's buffer that does, or null.
   const uint8_t* give[kMaxCollRanks];
   uint8_t* put[kMaxCollRanks];
   uint32_t puts;
