@@ -325,8 +325,8 @@ MEP_API mep_result_t mep_mem_free(mep_comm_t comm, void* memory);
  * without a way through windows of the library, and never write it. Bits and errors of the operation are the same.
  * memory: what mep_mem_alloc gave, of one size on all ranks. Collective: every rank calls it, in one order with the
  * communicator's operations, while its streams are idle; blocks until all have mapped it, at most timeout_ms.
- * It concerns alltoall and reduce_scatter with blocks of 1 to 8 MiB, and broadcasts between two ranks from 32 MiB on;
- * with num_sms of up to 32, which leaves the program its SMs, all longer blocks too, and such broadcasts from 4 MiB on.
+ * It concerns alltoall and reduce_scatter with blocks of 2 to 8 MiB, and broadcasts between two ranks from 32 MiB on;
+ * with num_sms of up to 32, which leaves the program its SMs, longer alltoalls too, and such broadcasts from 4 MiB on.
  * The send buffers may be anywhere in the same registered memory, and in graphs that were captured before; where one
  * rank gives another buffer all go through windows, as all other operations do.
  * A view that admits a rank ends all registrations of the communicator; register again then. mep_mem_free lets go of

@@ -99,7 +99,7 @@ class Rig {
       layout_.piece_bytes = 1u << 10;
       layout_.sliced_broadcast_bytes = layout_.sliced_reduce_bytes = 24u << 10;
       layout_.pulled_from = layout_.pulled_broadcast_bytes = 9u << 10;
-      layout_.pulled_to = UINT64_MAX;
+      layout_.pulled_to = layout_.pulled_alltoall_to = UINT64_MAX;
     }
     for (uint32_t rank = 0; rank < ranks; ++rank) {
       windows_.push_back(make_window(rank));

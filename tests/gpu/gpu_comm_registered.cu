@@ -10,7 +10,7 @@ namespace {
 
 using mep::Collective;
 
-constexpr size_t kBlock = (size_t{1} << 18) + 5;  // elements: more than 1 MiB, and no whole packs
+constexpr size_t kBlock = (size_t{1} << 19) + 5;  // elements: more than 2 MiB, and no whole packs
 constexpr Collective kAll[] = {Collective::k_broadcast,      Collective::k_allgather,
                                Collective::k_allreduce,      Collective::k_reduce,
                                Collective::k_gather,         Collective::k_scatter,

@@ -36,8 +36,8 @@ constexpr uint64_t kShortReduceBytes = 16u << 10;
 // From here on broadcasts and reduces of more than two ranks go in slices.
 constexpr uint64_t kSlicedBroadcastBytes = 4u << 20;
 constexpr uint64_t kSlicedReduceBytes = 32u << 20;
-// Where reading in registered memory is faster than windows. With few CTAs it is for all long ones.
-constexpr uint64_t kPulledFrom = 1u << 20;
+// Where reading in registered memory is faster than windows. With few CTAs it is for more of them.
+constexpr uint64_t kPulledFrom = 2u << 20;
 constexpr uint64_t kPulledTo = 8u << 20;
 constexpr uint64_t kPulledBroadcastBytes = 32u << 20;
 constexpr uint64_t kPulledBroadcastBytesOfFew = 4u << 20;
@@ -175,7 +175,8 @@ CollLayout make_coll_layout(uint32_t ranks, uint32_t ctas, bool on_host) {
   layout.sliced_reduce_bytes = kSlicedReduceBytes;
   const bool few = layout.ctas <= kFewPullingCtas;
   layout.pulled_from = kPulledFrom;
-  layout.pulled_to = few ? UINT64_MAX : kPulledTo;
+  layout.pulled_to = kPulledTo;
+  layout.pulled_alltoall_to = few ? UINT64_MAX : kPulledTo;
   layout.pulled_broadcast_bytes = few ? kPulledBroadcastBytesOfFew : kPulledBroadcastBytes;
   layout.piece_bytes = std::max(kTileBytes / std::max(ranks, 2u) / 16 * 16, kLeastPieceBytes);
   return layout;

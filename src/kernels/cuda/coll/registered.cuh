@@ -23,7 +23,9 @@ __device__ inline bool is_pulled(const CollLayout& layout, const CollCall& call)
   if (call.kind == Collective::k_broadcast) {
     return layout.ranks == 2 && call.bytes >= layout.pulled_broadcast_bytes;
   }
-  return call.bytes >= layout.pulled_from && call.bytes <= layout.pulled_to;
+  const bool is_alltoall = call.kind == Collective::k_alltoall;
+  return call.bytes >= layout.pulled_from &&
+         call.bytes <= (is_alltoall ? layout.pulled_alltoall_to : layout.pulled_to);
 }
 
 // The data threads, before the first step of an operation whose rank gives `given` bytes at call.send. Afterwards
@@ -31,7 +33,7 @@ __device__ inline bool is_pulled(const CollLayout& layout, const CollCall& call)
 // operation has failed.
 __device__ inline bool meet_with_offers(CollState* state, const CollCall& call, CollFrame* frame,
                                         uint64_t given) {
-  if (state->offers == 0 || !is_pulled(state->layout, call)) return true;
+  if (frame->offers == 0 || !is_pulled(state->layout, call)) return true;
   const Team team = whole_team();
   if (team.index == 0) {
     frame->offer = given == 0 ? kGivesNothing : 0;

@@ -30,8 +30,7 @@ struct CollFrame {
   const uint8_t* own;
   const uint8_t* donor;
   uint8_t* window[kMaxCollRanks];  // by rank
-  // For coll/allreduce.cuh: by place among the members, where each contribution lies; the windows that get results, and the
-  // caller's buffer that does, or null.
+  // See coll/allreduce.cuh. By place among the members, where contributions lie; windows that get results; a buffer, or null.
   const uint8_t* give[kMaxCollRanks];
   uint8_t* put[kMaxCollRanks];
   uint32_t puts;
@@ -45,10 +44,10 @@ struct CollFrame {
   uint32_t finished;    // the data threads of CTA 0
   uint64_t stopped_at;  // of a pipeline: its number when it failed
   uint64_t chunks;      // with counts: those of the longest block; 0: not known
-  // See coll/registered.cuh: this rank's offer, the numbers of the newest and the oldest piece in any, the latter with all
-  // bits inverted, and whether blocks are read at `source`, by rank.
+  // See coll/registered.cuh. The numbers of the newest and the oldest piece of any offer, the latter with all bits inverted.
   unsigned long long offer, newest, oldest_inverted;
-  bool pulls;
+  uint32_t offers;  // as in CollState
+  bool pulls;       // blocks are read at `source`, by rank
   const uint8_t* source[kMaxCollRanks];
 
   // Members from this rank on, around: ranks that begin at different ones do not all write to one.
@@ -125,7 +124,10 @@ __device__ inline void wait_for_frame() {
 
 // The data threads, first of all.
 __device__ inline void begin_frame(const CollState* state, const CollCall& call, CollFrame* frame) {
-  if (threadIdx.x < kMaxCollRanks) frame->window[threadIdx.x] = state->windows[threadIdx.x];
+  // Other warps than the one that reads the rest, at the same time.
+  const uint32_t other = threadIdx.x - 32;
+  if (other < kMaxCollRanks) frame->window[other] = state->windows[other];
+  if (other == kMaxCollRanks) frame->offers = state->offers;
   if (threadIdx.x == 0) {
     frame->epoch = state->epoch;
     frame->fingerprint = call.fingerprint;

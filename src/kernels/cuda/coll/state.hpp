@@ -93,7 +93,7 @@ struct CollLayout {
   uint64_t sliced_broadcast_bytes;  // of so many a broadcast goes in slices, if ranks > 2
   uint64_t sliced_reduce_bytes;     // a reduce likewise
   // Blocks of so many bytes are read in registered memory, and broadcasts between two ranks from so many on.
-  uint64_t pulled_from, pulled_to;
+  uint64_t pulled_from, pulled_to, pulled_alltoall_to;
   uint64_t pulled_broadcast_bytes;
   uint64_t message_chunk_bytes;  // of a slot of messages, behind the head
 
