@@ -1,9 +1,12 @@
 #include "core/cuda/gpu_registered.hpp"
 
 #include <algorithm>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "base/status.hpp"
+#include "core/ep/ep_config.hpp"
 #include "kernels/cuda/coll/state.hpp"
 
 namespace mep {
@@ -118,9 +121,9 @@ mep_result_t GpuRegistered::write(size_t place, void* stream) {
 }
 
 mep_result_t GpuRegistered::write_offers(bool offers, void* stream) {
-  const auto* const table = reinterpret_cast<const CollRegistered*>(table_->data());
+  const std::byte* const table = table_->data();
   const uint32_t value = offers ? 1 : 0;
-  MEP_TRY(copy_in_order(&state_->registered, &table, sizeof table, stream));
+  MEP_TRY(copy_in_order(&state_->registered, &table, sizeof(void*), stream));
   MEP_TRY(copy_in_order(&state_->offers, &value, sizeof value, stream));
   return synchronize_stream(stream);
 }
