@@ -1,6 +1,8 @@
 // With MEP_COMM_UNIFORM every dispatch and every combine has one result on all survivors, whenever a
 // rank goes: they need not agree on anything to go on together.
 // labels: gate threads asan
+#include <latch>
+
 #include "support/ep_failing.hpp"
 
 using namespace mep_test;
@@ -31,14 +33,17 @@ using Log = std::vector<mep_result_t>;
 
 class UniformRun {
  public:
-  UniformRun(const UniformPlan& plan, int rank, mep_comm_t comm, Report& report, Log* log)
-      : plan_(plan), rank_(rank), comm_(comm), report_(report), log_(log) {}
+  // made: counts the ranks whose object is made, or is not; the victim leaves after all.
+  UniformRun(const UniformPlan& plan, int rank, mep_comm_t comm, Report& report, Log* log,
+             std::latch* made)
+      : plan_(plan), rank_(rank), comm_(comm), report_(report), log_(log), made_(made) {}
 
   void run() {
     const EpCase& c = plan_.problem;
     const mep_ep_config_t config = c.config();
     mep_ep_t ep = nullptr;
     COLL_OK(report_, mep_ep_create(comm_, &config, &ep));
+    made_->count_down();
     if (ep == nullptr) return;
     {
       auto buffer = std::make_unique<EpRound>(c, rank_, ep, 0, report_);
@@ -57,8 +62,10 @@ class UniformRun {
  private:
   bool leave(uint64_t round, int step) {
     left_ = rank_ == plan_.victim && round == plan_.round && step == plan_.step;
-    if (left_) COLL_OK(report_, mep_comm_abort(comm_));
-    return left_;
+    if (!left_) return false;
+    made_->wait();
+    COLL_OK(report_, mep_comm_abort(comm_));
+    return true;
   }
 
   // True: all ranks have what they needed.
@@ -119,6 +126,7 @@ class UniformRun {
   mep_comm_t comm_;
   Report& report_;
   Log* log_;
+  std::latch* made_;
   bool left_ = false;
 };
 
@@ -144,11 +152,12 @@ void run_failures(uint32_t flags, uint64_t first_seed) {
   for (size_t i = 0; i < cases; ++i) {
     const UniformPlan plan = make_plan(mix(test_seed() + first_seed, i));
     std::vector<Log> logs(static_cast<size_t>(plan.ranks));
+    std::latch made(plan.ranks);
     Report report;
     mep_comm_config_t config = patient_config(flags | MEP_COMM_UNIFORM);
     config.timeout_ms = 20'000;
     with_rank_threads(plan.ranks, config, report, [&](int rank, mep_comm_t comm, Report& found) {
-      UniformRun(plan, rank, comm, found, &logs[static_cast<size_t>(rank)]).run();
+      UniformRun(plan, rank, comm, found, &logs[static_cast<size_t>(rank)], &made).run();
     });
     compare(plan, logs, report);
     for (const mep_result_t result : logs[plan.victim == 0 ? 1 : 0]) {
