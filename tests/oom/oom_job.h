@@ -21,6 +21,7 @@ typedef struct job_t {
   int32_t from_init;  /* armed before the start-up already */
   oom_plan_t plan;
   char transports[16];
+  uint32_t init_timeout_ms; /* 0: INIT_TIMEOUT_MS */
   int32_t count;
   int32_t steps[MAX_STEPS];
 } job_t;

@@ -97,7 +97,7 @@ static void make_config(const job_t* job, int32_t rank, mep_comm_config_t* confi
   config->rank = rank;
   config->size = job->ranks;
   config->timeout_ms = TIMEOUT_MS;
-  config->init_timeout_ms = INIT_TIMEOUT_MS;
+  config->init_timeout_ms = job->init_timeout_ms != 0 ? job->init_timeout_ms : INIT_TIMEOUT_MS;
   config->job = name;
   config->transports = job->transports[0] != '\0' ? job->transports : NULL;
   config->heartbeat_ms = 50;

@@ -256,6 +256,8 @@ static void make_job_without_ports(job_t* job) {
   job->short_rank = -1;
   job->from_init = 1;
   snprintf(job->transports, sizeof job->transports, "tcp");
+  job->init_timeout_ms =
+      5 * INIT_TIMEOUT_MS; /* ends by what the other rank says, however slow the machine is */
   job->plan.kinds = OOM_PORTS;
   job->plan.threads = OOM_CALLERS | OOM_LIBRARY;
   job->plan.refusals = UINT64_MAX;
