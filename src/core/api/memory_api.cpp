@@ -19,6 +19,18 @@ mep_result_t free_memory(mep_comm_t comm, void* memory, std::shared_ptr<const vo
   return MEP_SUCCESS;
 }
 
+// Runs `work` where the arguments are valid, inside a CallScope.
+template <typename Work>
+mep_result_t in_call(mep_comm_t comm, const void* memory, Work&& work) {
+  MEP_TRY(check_comm(comm));
+  if (memory == nullptr) return null_argument("memory");
+  return guarded([&]() -> mep_result_t {
+    const CallScope scope(comm);
+    MEP_TRY(scope.check());
+    return work();
+  });
+}
+
 }  // namespace
 }  // namespace mep
 
@@ -62,25 +74,14 @@ mep_result_t mep_mem_free_keep(mep_comm_t comm, void* memory, mep_memory_t* kept
 }
 
 mep_result_t mep_comm_register(mep_comm_t comm, void* memory) {
-  using namespace mep;
-  MEP_TRY(check_comm(comm));
-  if (memory == nullptr) return null_argument("memory");
-  return guarded([&]() -> mep_result_t {
-    const CallScope scope(comm);
-    MEP_TRY(scope.check());
-    return comm->backend->register_memory(memory, Deadline::after_ms(comm->comm->timeout_ms()));
+  return mep::in_call(comm, memory, [&] {
+    const auto deadline = mep::Deadline::after_ms(comm->comm->timeout_ms());
+    return comm->backend->register_memory(memory, deadline);
   });
 }
 
 mep_result_t mep_comm_deregister(mep_comm_t comm, void* memory) {
-  using namespace mep;
-  MEP_TRY(check_comm(comm));
-  if (memory == nullptr) return null_argument("memory");
-  return guarded([&]() -> mep_result_t {
-    const CallScope scope(comm);
-    MEP_TRY(scope.check());
-    return comm->backend->deregister_memory(memory);
-  });
+  return mep::in_call(comm, memory, [&] { return comm->backend->deregister_memory(memory); });
 }
 
 mep_result_t mep_memory_release(mep_memory_t kept) {

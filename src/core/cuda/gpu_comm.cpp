@@ -174,6 +174,13 @@ void GpuComm::set_timeout_ms(uint32_t ms) {
   (void)copy_to_device(&state_->timeout_ns, &timeout_ns, sizeof timeout_ns);
 }
 
+mep_result_t GpuComm::check_idle() const {
+  if (!busy()) return MEP_SUCCESS;
+  return fail(MEP_ERR_BUSY,
+              "operations of comm %s still run on its GPU: wait for their streams first",
+              comm_.name().c_str());
+}
+
 // Before a call: what joiners need of it.
 mep_result_t GpuComm::meet_view() {
   if (!channel_.holds_view()) [[likely]]
@@ -242,10 +249,7 @@ mep_result_t GpuComm::enqueue_messages(std::span<const StreamMessage> messages, 
 mep_result_t GpuComm::begin_registering(const DeviceScope& scope) {
   MEP_TRY(scope.check());
   MEP_TRY(meet_view());
-  if (!busy()) return MEP_SUCCESS;
-  return fail(MEP_ERR_BUSY,
-              "operations of comm %s still run on its GPU: wait for their streams first",
-              comm_.name().c_str());
+  return check_idle();
 }
 
 mep_result_t GpuComm::register_memory(void* memory, const Deadline& deadline) {
@@ -349,11 +353,7 @@ mep_result_t GpuComm::adopt_view(const Deadline& deadline) {
   const DeviceScope scope(device());
   MEP_TRY(scope.check());
   while (channel_.holds_view()) {
-    if (busy()) {
-      return fail(MEP_ERR_BUSY,
-                  "operations of comm %s still run on its GPU: wait for their streams first",
-                  comm_.name().c_str());
-    }
+    MEP_TRY(check_idle());
     const mep_result_t mapped = map_held(deadline);
     // One that has gone again: a view without it comes.
     if (mapped == MEP_ERR_PEER_FAILED && !deadline.expired()) continue;

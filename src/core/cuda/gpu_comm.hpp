@@ -84,6 +84,7 @@ class GpuComm : public CudaBackend, public ViewParticipant {
   mep_result_t start();
   mep_result_t write_state(const device::CollDecision& begin, uint64_t timeout_ms,
                            uint64_t settle_ms, uint64_t installed);
+  mep_result_t check_idle() const;
   mep_result_t meet_view();
   mep_result_t adopt_view(const Deadline& deadline);
   mep_result_t map_held(const Deadline& deadline);

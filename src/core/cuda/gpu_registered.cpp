@@ -15,7 +15,7 @@ namespace {
 using device::CollRegistered;
 using device::kMaxRegistered;
 
-constexpr uint64_t kMostNumber = (uint64_t{1} << 24) - 2;  // of an offer
+constexpr uint64_t kMostNumber = (uint64_t{1} << (64 - device::kOfferShift)) - 2;
 
 }  // namespace
 

@@ -132,8 +132,8 @@ __device__ __noinline__ void reduce_pack(const CollFrame* frame, mep_op_t op, ui
   }
 }
 
-// The team reduces the packs that begin in [begin, end) of contributions of `bytes`, in rank order. Sums and averages, which
-// are most, have so many packs under way that few CTAs fill a link, for the usual numbers of members; an average is a product where that is exact.
+// The team reduces the packs that begin in [begin, end) of contributions of `bytes`, in rank order. Sums and averages of 2, 3, 4
+// or 8 members have many loads under way, so that few CTAs fill a link. An average is a product where that is exact.
 template <typename Type>
 __device__ inline void reduce_range(const Team& team, const CollFrame& frame, mep_op_t op,
                                     uint64_t begin, uint64_t end, uint64_t bytes) {

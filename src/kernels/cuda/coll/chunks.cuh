@@ -26,7 +26,7 @@ class CollChunks {
       : slot_bytes_(layout.slot_bytes), bytes_(bytes), count_(chunk_count(layout, bytes)) {
     // The same in all chunks: a place is free when the CTA that reads it says so, and no other.
     const uint64_t longest = count_ > 1 ? slot_bytes_ : bytes;
-    part_ = ((longest + gridDim.x - 1) / gridDim.x + 15) / 16 * 16;
+    part_ = part_of_cta(longest);
   }
   __device__ uint64_t count() const { return count_; }
   __device__ CollChunk chunk(uint64_t first_step, uint64_t number) const {
@@ -46,7 +46,7 @@ class CollChunks {
 
 // This CTA's part of a block that is read in registered memory, whole.
 __device__ inline CollChunk whole_block(uint64_t bytes) {
-  const uint64_t part = ((bytes + gridDim.x - 1) / gridDim.x + 15) / 16 * 16;
+  const uint64_t part = part_of_cta(bytes);
   const uint64_t begin = part * blockIdx.x;
   return {0, 0, begin, begin + part < bytes ? begin + part : bytes};
 }

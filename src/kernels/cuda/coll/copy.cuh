@@ -86,6 +86,11 @@ struct PackGroup {
   }
 };
 
+// The bytes of a message that each CTA has, in whole packs.
+__device__ inline uint64_t part_of_cta(uint64_t bytes) {
+  return ((bytes + gridDim.x - 1) / gridDim.x + 15) / 16 * 16;
+}
+
 // The team moves the packs, of 16 bytes, that begin in [begin, end): load(at) gives one, store(group) takes some.
 template <typename Load, typename Store>
 __device__ inline void move_groups(const Team& team, uint64_t begin, uint64_t end, Load&& load,

@@ -12,7 +12,7 @@ __device__ void one_shot(CollState* state, const CollCall& call, CollFrame* fram
   const uint64_t row = layout.exchange_row(frame->step & 1, blockIdx.x);
   const uint64_t slots = layout.slot(frame->step, 0);
   const uint64_t own_slot = slots + state->rank * layout.slot_bytes;
-  const uint64_t part = ((call.bytes + gridDim.x - 1) / gridDim.x + 15) / 16 * 16;
+  const uint64_t part = part_of_cta(call.bytes);
   const uint64_t begin = part * blockIdx.x;
   const uint64_t end = begin + part < call.bytes ? begin + part : call.bytes;
   const auto* send = static_cast<const uint8_t*>(call.send);

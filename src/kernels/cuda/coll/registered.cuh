@@ -14,7 +14,6 @@
 namespace mep::device {
 
 // An offer: number << kOfferShift | bytes from the begin of the piece. 0: this block lies in none.
-constexpr uint32_t kOfferShift = 40;
 constexpr uint64_t kGivesNothing = UINT64_MAX;  // fits each piece
 constexpr uint64_t kMostRegisteredBytes = uint64_t{1} << kOfferShift;
 

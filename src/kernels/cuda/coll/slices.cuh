@@ -40,7 +40,7 @@ class CollSlices {
     count_ = call.bytes <= limit ? 1 : (call.bytes + limit - 1) / limit;
     chunk_bytes_ = ((call.bytes + count_ - 1) / count_ + pack_row - 1) / pack_row * pack_row;
     slice_ = chunk_bytes_ / workers_;
-    part_ = ((slice_ + gridDim.x - 1) / gridDim.x + 15) / 16 * 16;
+    part_ = part_of_cta(slice_);
   }
 
   __device__ uint64_t count() const { return count_; }

@@ -162,6 +162,8 @@ enum LeaderOrder : uint32_t { kCollNone = 0, kCollGoOn = 1, kCollFail = 2 };
 // No word of the host: a channel that goes on has an even one, a frozen one counts from 1.
 constexpr uint64_t kUnseenWord = UINT64_MAX;
 
+constexpr uint32_t kOfferShift = 40;  // of a piece's number in an offer, see coll/registered.cuh
+
 // A piece of memory that each rank has registered, as mapped here; in the order of ranks.
 struct CollRegistered {
   uint64_t
