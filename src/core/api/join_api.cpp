@@ -269,7 +269,10 @@ mep_result_t try_to_join(const mep_comm_config_t& given, ResolvedConfig config,
     MEP_TRY(make_comms(welcome, deadline, &entering));
     MEP_FAILPOINT("join ready");
     MEP_TRY(entering.world->admissions().enter(deadline, &admission));
-    for (const auto& each : entering.comms) MEP_TRY(each->backend->meet_joiners(deadline));
+    for (const auto& each : entering.comms) {
+      // A rank that joined with this one was told of no comm whose members are all gone.
+      if (has_older_member(*each->comm, admission)) MEP_TRY(each->backend->meet_joiners(deadline));
+    }
     return hand_out(config, &entering, admission, comm);
   });
   if (result == MEP_SUCCESS) return result;

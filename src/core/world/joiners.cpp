@@ -91,8 +91,10 @@ bool Joiners::welcome(uint32_t slot) {
   const std::vector<uint8_t> view = membership::encode_view(membership_.view());
   links_.send(slot, kFrameView, std::as_bytes(std::span(view)));
   std::vector<CommDescription> comms;
+  // A joiner's own comms may not have their objects yet: the members tell of them.
+  const bool is_member = membership_.phase() != membership::Phase::kJoining;
   for (const auto& [id, comm] : participants_) {
-    if (comm->stands_alone() && comm->member_slots().has(slot)) {
+    if (is_member && comm->stands_alone() && comm->member_slots().has(slot)) {
       comms.push_back(comm->description());
     }
   }

@@ -18,10 +18,11 @@ void WindowDirectory::wake() {
   changed_.notify_all();
 }
 
-bool WindowDirectory::take(uint32_t slot, uint64_t window, WindowOffer* out) {
+bool WindowDirectory::take(uint32_t slot, uint64_t window, WindowOffer* out, uint64_t incarnation) {
   const std::lock_guard lock(mutex_);
   const auto it = offers_.find({slot, window});
   if (it == offers_.end()) return false;
+  if (incarnation != 0 && it->second.incarnation != incarnation) return false;
   *out = std::move(it->second);
   offers_.erase(it);
   return true;

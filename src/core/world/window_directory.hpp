@@ -46,8 +46,8 @@ class WindowDirectory {
   void file(uint32_t slot, uint64_t window, WindowOffer offer);
   // Control thread: something changed that waiters should look at (a peer failed).
   void wake();
-  // Takes the offer out; false: not there yet.
-  bool take(uint32_t slot, uint64_t window, WindowOffer* out);
+  // Takes the offer out; false: not there yet. With an incarnation, not that of another process in the slot.
+  bool take(uint32_t slot, uint64_t window, WindowOffer* out, uint64_t incarnation = 0);
   // Waits until `ready` (called under the lock, must be short) is true; false: deadline.
   bool wait(const Deadline& deadline, const std::function<bool()>& ready);
   // Whether an offer is there; for use in `ready`.

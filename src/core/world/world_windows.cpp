@@ -107,8 +107,12 @@ mep_result_t WorldWindows::offer_memory(std::shared_ptr<const KernelMemory> memo
 mep_result_t WorldWindows::take_memory(uint32_t slot, uint64_t incarnation, uint64_t id,
                                        const Deadline& deadline, WindowOffer* offer) {
   const auto is_needed = [](uint32_t) { return false; };
-  MEP_TRY(await_offer(slot, id, is_needed, deadline, {}));
-  if (!directory_.take(slot, id, offer) || offer->incarnation != incarnation) {
+  // The slot may have its next process already, which need not offer this to a joiner.
+  const auto is_gone = [&] {
+    return !directory_.has(slot, id) && view_.snapshot().incarnation(slot) != incarnation;
+  };
+  MEP_TRY(await_offer(slot, id, is_needed, deadline, is_gone));
+  if (!directory_.take(slot, id, offer, incarnation)) {
     return fail(MEP_ERR_PEER_FAILED, "rank %u went away while windows were exchanged", slot);
   }
   if (offer->result != MEP_SUCCESS) return fail(offer->result, "%s", offer->text.c_str());
