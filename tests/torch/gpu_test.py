@@ -366,34 +366,85 @@ def mixed(dist, rank, world):
     dist.all_reduce(device, group=group)
 
 
-def death(dist, rank, world):
-    """Rank 1 dies; the others see it by the next barrier, take in a replacement, and the GPUs work again."""
+def new_model(device):
+    import torch
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 8))
+    model = model.double().to(device)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def loss_of(model, step, part):
+    """The part of a step's data that falls to a rank."""
+    import torch
+    generator = torch.Generator().manual_seed(1000 * step + part)
+    inputs = torch.randn(16, 64, generator=generator, dtype=torch.float64)
+    inputs = inputs.to(next(model.parameters()).device)
+    return torch.nn.functional.mse_loss(model(inputs), inputs[:, :8].sin())
+
+
+def resources():
+    """Descriptors and mappings of this process, MiB in use on its GPU."""
+    import torch
+    free, total = torch.cuda.mem_get_info()
+    maps = pathlib.Path("/proc/self/maps").read_text(encoding="ascii").count("\n")
+    return len(os.listdir("/proc/self/fd")), maps, (total - free) >> 20
+
+
+def replacements(dist, rank, world):
+    """Rank 1 dies in each third step of a training with DistributedDataParallel and is replaced."""
+    import time
     import torch
     import mep.torch
-    folder = pathlib.Path(os.environ["TEST_FOLDER"])
-    replacement = mep.torch.is_replacement()
-    tensor = torch.full((50_000,), float(rank), device=gpu())
-    if not replacement:
-        dist.all_reduce(tensor)
-        if rank == 1:
+    folder, cycles = pathlib.Path(os.environ["TEST_FOLDER"]), int(os.environ["TEST_CYCLES"])
+    model, optimizer = new_model(gpu())
+    last, seen = 3 * (cycles + 1), []
+
+    def resume(step):
+        now = torch.tensor([step], device=gpu())
+        dist.broadcast(now, 0)
+        # The constructor gives every rank the parameters of rank 0.
+        return torch.nn.parallel.DistributedDataParallel(model), int(now)
+    parallel, step = resume(0)
+    while step < last:
+        if rank == 1 and step % 3 == 2 and step // 3 == int(os.environ["TEST_LIFE"]) < cycles:
+            torch.cuda.synchronize()
             os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.zero_grad()
         try:
-            for _ in range(100_000):
-                dist.all_reduce(tensor)
-                dist.barrier()
-            raise AssertionError("rank 1 was not missed")
+            loss_of(parallel, step, rank).backward()
+            dist.barrier()
+            torch.cuda.synchronize()
         except dist.DistBackendError as error:
             assert "rank 1" in str(error), error
-        try:
-            dist.barrier()
-        except dist.DistBackendError:
-            pass  # the other of the two communicators, host and GPU
-        if rank == 0:
-            (folder / "missed").touch()
-        mep.torch.recover([1], timeout=120)
-    tensor = torch.full((50_000,), float(rank), device=gpu())
-    dist.all_reduce(tensor)
-    see(tensor, torch.full((50_000,), float(sum(range(world)))), "after the recovery")
+            try:
+                dist.barrier()
+            except dist.DistBackendError:
+                pass  # the other of the two communicators, host and GPU
+            launch.wait_for(folder / f"comes.{step // 3 + 1}")
+            begin = time.perf_counter()
+            mep.torch.recover([1], timeout=120)
+            called = time.perf_counter()
+            parallel, step = resume(step)
+            ended = time.perf_counter()
+            seen.append((1e3 * (called - begin), 1e3 * (ended - begin), *resources()))
+            continue
+        optimizer.step()
+        step += 1
+    alone, optimizer = new_model("cpu")
+    for step in range(last):
+        optimizer.zero_grad()
+        sum(loss_of(alone, step, part) for part in range(world)).div(world).backward()
+        optimizer.step()
+    for one, other in zip(alone.parameters(), model.parameters()):
+        torch.testing.assert_close(one, other.cpu(), rtol=1e-7, atol=1e-10)
+    if rank != 0:
+        return
+    rows = ["  recovered in ms, all work after ms, descriptors, mappings, MiB of the GPU"]
+    rows += [f"  {a:8.1f} {b:8.1f} {fds:5d} {maps:5d} {mib:7d}" for a, b, fds, maps, mib in seen]
+    (folder / "table").write_text("\n".join(rows) + "\n", encoding="ascii")
+    # The first recovery loads what later ones use.
+    assert all(each[2] <= seen[0][2] + 2 and each[3] <= seen[0][3] + 24 for each in seen), rows
 
 
 def configurations(dist, rank, world):
@@ -422,7 +473,7 @@ def configurations(dist, rank, world):
 
 
 RANKS = {function.__name__: function
-         for function in (reductions, movements, streams, graphs, training, sizes, messages, mixed, death, configurations)}
+         for function in (reductions, movements, streams, graphs, training, sizes, messages, mixed, replacements, configurations)}
 
 
 def be_a_rank(name):
@@ -430,6 +481,11 @@ def be_a_rank(name):
     import torch.distributed as dist
     import mep.torch  # noqa: F401, registers the backend
     torch.cuda.set_device(gpu())
+    if os.environ.get("MEP_JOIN"):
+        # Its own start ends here, with PyTorch's kernels loaded.
+        loss_of(new_model(gpu())[0], 0, 0).backward()
+        torch.cuda.synchronize()
+        (pathlib.Path(os.environ["TEST_FOLDER"]) / f"comes.{os.environ['TEST_LIFE']}").touch()
     dist.init_process_group("mep", init_method=os.environ.get("TEST_INIT"), rank=int(os.environ["RANK"]),
                             world_size=int(os.environ["WORLD_SIZE"]), timeout=datetime.timedelta(seconds=120),
                             **({"enable_reconfigure": True} if name == "configurations" else {}))
@@ -483,19 +539,20 @@ class GpuTest(unittest.TestCase):
             self.skipTest("needs PyTorch 2.14")
         self.run_ranks("configurations")
 
-    def test_death(self):
-        if ranks() < 2:
-            self.skipTest("needs two GPUs")
-        size = ranks()
+    def test_replacements(self):
+        """MEP_TEST_CYCLES: so many deaths. One GPU is enough: processes share it."""
         import tempfile
         folder = pathlib.Path(tempfile.mkdtemp(prefix="mep_torch_"))
-        init = {"TEST_INIT": f"file://{folder}/store"}
-        processes = [launch.start_one(__file__, "death", rank, size, folder, **init) for rank in range(size)]
-        launch.wait_for(folder / "missed")
-        killed = processes[1]
-        killed.wait(60)
-        processes[1] = launch.start_one(__file__, "death", 1, size, folder, MEP_JOIN="1", **init)
+        size, cycles = max(ranks(), 3), int(os.environ.get("MEP_TEST_CYCLES", "2"))
+        given = {"TEST_INIT": f"file://{folder}/store", "TEST_CYCLES": str(cycles)}
+        processes = [launch.start_one(__file__, "replacements", rank, size, folder, TEST_LIFE="0", **given)
+                     for rank in range(size)]
+        for life in range(1, cycles + 1):
+            self.assertEqual(processes[1].wait(launch.LIMIT_S), -signal.SIGKILL)
+            processes[1] = launch.start_one(__file__, "replacements", 1, size, folder, MEP_JOIN="1",
+                                            TEST_LIFE=str(life), **given)
         launch.finish(processes, folder)
+        print((folder / "table").read_text(encoding="ascii"), end="", flush=True)
 
 
 if __name__ == "__main__":
