@@ -78,4 +78,9 @@ struct Journal {
 
 const char* name_of(What what);
 
+// The end of one rank's part of the world; the others see the rank as gone.
+inline bool is_own_end(mep_result_t result) {
+  return result == MEP_ERR_EVICTED || result == MEP_ERR_ABORTED || result == MEP_ERR_NO_QUORUM;
+}
+
 }  // namespace mep::programs

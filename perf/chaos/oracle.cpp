@@ -49,11 +49,6 @@ const Record* end_of(const Journal& journal, uint32_t begin) {
   return nullptr;
 }
 
-// The end of one rank's part of the world; the others see the rank as gone.
-bool is_own_end(mep_result_t result) {
-  return result == MEP_ERR_EVICTED || result == MEP_ERR_ABORTED || result == MEP_ERR_NO_QUORUM;
-}
-
 // When this process began to leave the world; 0: it did not.
 uint64_t left_at_ns(const Life& life) {
   const uint32_t count = life.journal->count.load(std::memory_order_acquire);

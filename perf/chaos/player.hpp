@@ -101,7 +101,8 @@ class Player {
   static Said wait_for(mep_request_t* request);
   // mep_comm_async_result tells one of these failures of operations that have ended, or none where there are none.
   void check_async(uint32_t number, const std::vector<mep_result_t>& failures);
-  // On GPUs: who is in a success is not told.
+  // On GPUs: who is in a success is not told; the view of the epoch tells it.
+  static void note_present(Comm* comm);
   static void add_contributors(Comm* comm, Said* said);
   void end_call(const Call& call, uint32_t part, const CallBuffers& buffers, const Comm& comm,
                 const Said& said);

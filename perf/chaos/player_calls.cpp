@@ -146,15 +146,19 @@ void Player::check_async(uint32_t number, const std::vector<mep_result_t>& failu
 }
 
 // Operations are told of here in the order of their calls.
+void Player::note_present(Comm* comm) {
+  uint64_t epoch = 0;
+  const uint64_t live = live_ranks(comm->handle, &epoch);
+  comm->present.emplace(epoch, live);
+}
+
 void Player::add_contributors(Comm* comm, Said* said) {
   const uint64_t ended_in = said->info.epoch;
   if (said->result == MEP_ERR_PEER_FAILED || said->result == MEP_ERR_PEER_LEFT) {
     comm->told[ended_in] |= said->failed;
   }
   if (said->result != MEP_SUCCESS) return;
-  uint64_t epoch = 0;
-  const uint64_t live = live_ranks(comm->handle, &epoch);
-  comm->present.emplace(epoch, live);
+  note_present(comm);
   // The view may have gone on; then those of the epoch are those before it without those that were told of.
   const auto after = comm->present.upper_bound(ended_in);
   if (after == comm->present.begin()) return;

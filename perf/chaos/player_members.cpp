@@ -215,6 +215,8 @@ void Player::recover(const Step& step) {
     if (over_) return;
     if (said.result == MEP_SUCCESS || said.result == MEP_ERR_TIMEOUT) break;
   }
+  // Those who came may be gone again when the next call has ended.
+  note_present(&found->second);
   uint64_t position = uint64_t{step_} + 1;
   if (!sync(world_, &position)) return;
   if (position != uint64_t{step_} + 1) {
@@ -255,7 +257,11 @@ void Player::grow(const Step& step) {
 bool Player::sync_hosts(uint32_t number) {
   for (uint32_t attempt = 0; attempt < kSyncAttempts; ++attempt) {
     mep_comm_t none = nullptr;
-    if (mep_comm_split(comms_[number].handle, -1, 0, &none) == MEP_SUCCESS) return true;
+    const mep_result_t result = mep_comm_split(comms_[number].handle, -1, 0, &none);
+    if (result == MEP_SUCCESS) return true;
+    // Another rank may have evicted this one in a later step.
+    over_ = is_own_end(result);
+    if (over_) return false;
   }
   wrong(What::kSync, 0, number, std::string("a split without colors: ") + mep_last_error());
   over_ = true;
