@@ -304,6 +304,9 @@ void Generator::add_special(bool kills) {
                         !program_.has(StepKind::kGrow);
   // A thread that frees memory of a GPU waits for kernels, and those for it.
   const bool leaves_kernels = limits_.device && program_.mode == Mode::kThreads;
+  // A stream's call whose root has left takes no number, so that those who call another one wait for it.
+  const bool other_is_drawn =
+      limits_.device && (program_.has(StepKind::kLeave) || program_.has(StepKind::kMismatch));
   Step step;
   step.calls.push_back(random_call(random_.percent(60) ? kWorld : first_comm()));
   step.actor = static_cast<uint32_t>(random_.below(program_.ranks));
@@ -312,9 +315,11 @@ void Generator::add_special(bool kills) {
   } else if (draw < 45) {
     step.kind = StepKind::kTimeout;
   } else if (draw < 60) {
+    if (other_is_drawn) return;
     step.kind = StepKind::kMismatch;
     step.calls.push_back(random_call(step.calls[0].comm));
   } else if (is_alone && draw < 75 && !leaves_kernels) {
+    if (other_is_drawn) return;
     step.kind = StepKind::kLeave;
     step.calls[0].comm = kWorld;
   } else if (is_alone && draw < 90 && program_.ranks >= 3) {

@@ -150,6 +150,12 @@ mep_result_t GpuComm::end_proof() {
   const mep_result_t met = proof_->status->result;
   records().give_back(proof_);
   if (met != MEP_SUCCESS) {
+    const std::shared_ptr<const CommView> now = comm_.latest_view();
+    for (const uint32_t rank : channel_.view()->live) {
+      if (now->incarnations[rank] != 0) continue;
+      return fail(MEP_ERR_PEER_FAILED, "rank %u ended before its kernel met those of the others",
+                  rank);
+    }
     return fail(MEP_ERR_UNSUPPORTED,
                 "the kernels of %u ranks do not run together on GPU %d: they did not meet within "
                 "%llu ms. Use fewer ranks on it, let no other program fill it, and set "

@@ -57,6 +57,7 @@ mep_result_t QueuedBuffer::renew(const CommView& view, const Deadline& deadline,
     inbox_.unpin();
     MEP_TRY(pin());
   }
+  if (pairs_.reaches(view)) return MEP_SUCCESS;
   MEP_FAILPOINT("joiner map");
   std::vector<uint32_t> added;
   MEP_TRY(pairs_.reach(view, deadline, &added));
