@@ -304,6 +304,45 @@ void slow(uint32_t ranks) {
   std::printf("  %u ranks: one a hundred times slower\n", ranks);
 }
 
+// Another rank dies, and some member has called two operations before it knew: of the others the first ends by the
+// change, the second tells it. A call on the root that died before stands between: it tells of that root alone.
+void another_dies(Ranks* members, uint32_t gone) {
+  Rig& rig = members->rig;
+  const uint32_t next_gone = gone - 1;
+  CollDecision decision = decision_of(1, 4, (uint64_t{1} << next_gone) - 1);
+  decision.old_epoch = 2;
+  decision.epoch = 3;
+  for (uint32_t rank = 0; rank < next_gone; ++rank) {
+    rig.freeze(rank);
+    GPU_CHECK(rig.acknowledged(rank), "rank %u does not park", rank);
+    rig.install(rank, decision);
+  }
+  const auto launch = [&](Collective kind, uint32_t root) {
+    members->scene.kind = kind;
+    members->scene.root = root;
+    members->clear();
+    for (uint32_t rank = 0; rank < next_gone; ++rank) rig.launch(rank, members->call(rank));
+    rig.synchronize();
+  };
+  const uint32_t told[] = {next_gone, gone, gone, next_gone};
+  for (size_t i = 0; i < std::size(told); ++i) {
+    launch(i == 0 ? Collective::k_allreduce : Collective::k_broadcast, told[i]);
+    for (uint32_t rank = 0; rank < next_gone; ++rank) {
+      const OpStatus& status = *members->statuses[rank];
+      GPU_CHECK(
+          status.head.result == MEP_ERR_PEER_FAILED && status.failed[0] == uint64_t{1} << told[i],
+          "call %zu of rank %u: %d, failed %llx", i, rank, status.head.result,
+          static_cast<unsigned long long>(status.failed[0]));
+    }
+  }
+  launch(Collective::k_alltoall, 0);
+  for (uint32_t rank = 0; rank < next_gone; ++rank) {
+    members->expect((uint64_t{1} << next_gone) - 1, rank, "after two deaths");
+    GPU_CHECK(members->statuses[rank]->head.seq == 4, "rank %u: operation %llu", rank,
+              static_cast<unsigned long long>(members->statuses[rank]->head.seq));
+  }
+}
+
 // A call on a dead root is refused each time; it takes no number, and nothing is written.
 void dead_root(uint32_t ranks) {
   Rig rig(ranks, 5000);
@@ -344,6 +383,7 @@ void dead_root(uint32_t ranks) {
               static_cast<unsigned long long>(members.statuses[rank]->head.seq));
   }
   std::printf("  %u ranks: calls on a dead root\n", ranks);
+  if (ranks > 3) another_dies(&members, gone);
 }
 
 }  // namespace

@@ -108,12 +108,16 @@ __device__ inline bool is_near_step(uint64_t word, uint64_t tag) {
   return (word >> kFingerprintBits) - (tag >> kFingerprintBits) <= 1;
 }
 
+// By the view in which other ranks made the call: it took no number there, so it tells of no change.
+__device__ inline bool lacks_root(const CollState* state, const CollCall& call) {
+  const uint64_t live = state->live | (state->pending_report != 0 ? state->pending_gone : 0);
+  return call.is_rooted != 0 && (live >> call.root & 1) == 0;
+}
+
 // Why an operation ends at once, or 0.
 __device__ inline int32_t refusal(const CollState* state, const CollCall& call) {
   if (state->ended != 0) return state->ended;
-  if (state->pending_report != 0) return state->pending_report;
-  const bool lacks_root = call.is_rooted != 0 && (state->live >> call.root & 1) == 0;
-  return lacks_root ? int32_t{MEP_ERR_PEER_FAILED} : 0;
+  return lacks_root(state, call) ? int32_t{MEP_ERR_PEER_FAILED} : state->pending_report;
 }
 
 // The warp of the leader, before it reads the frame. The data threads arrive and go on.
@@ -545,12 +549,10 @@ struct CollLeader {
   __device__ void refuse() {
     while (*static_cast<volatile uint32_t*>(&state->ticket) != gridDim.x) __nanosleep(50);
     state->ticket = 0;
-    uint64_t gone = 0;
-    if (state->ended == 0 && state->pending_report != 0) {
+    uint64_t gone = state->ended == 0 ? uint64_t{1} << call->root : 0;
+    if (state->ended == 0 && !lacks_root(state, *call)) {
       if (--state->pending_calls == 0) state->pending_report = 0;
       gone = state->pending_gone;
-    } else if (state->ended == 0) {
-      gone = uint64_t{1} << call->root;
     }
     write_status(frame->refused, gone);
     tell_failure(frame->refused);
@@ -589,10 +591,7 @@ __device__ inline void run_coll(CollState* state, const CollCall& call, Work&& w
   }
   wait_for_frame();
   if (threadIdx.x != kDataThreads) return;
-  if (frame.refused != 0) {
-    leader.refuse();
-    return;
-  }
+  if (frame.refused != 0) return leader.refuse();
   leader.watch();
   leader.finish<store_done>(count_steps(frame));
 }
