@@ -38,12 +38,18 @@ void a_child_finds_the_locks_of_a_section_free(void**) {
   std::mutex of_the_process;
   std::atomic<bool> stop{false};
   std::thread other([&] {
-    while (!stop.load()) {
-      const mep::ForkHold hold;
-      const std::lock_guard lock(of_the_process);
-      const uint64_t until = mep::now_ns() + 200'000;
+    const auto pass = [](uint64_t ns) {
+      const uint64_t until = mep::now_ns() + ns;
       while (mep::now_ns() < until) {
       }
+    };
+    while (!stop.load()) {
+      {
+        const mep::ForkHold hold;
+        const std::lock_guard lock(of_the_process);
+        pass(200'000);
+      }
+      pass(20'000);  // sections go first, so that without a gap a fork waits for long
     }
   });
   for (int i = 0; i < 50; ++i) {
@@ -83,7 +89,7 @@ void a_child_is_told_and_starts_anew(void**) {
     if (mep_barrier(own, nullptr) != MEP_SUCCESS) return 4;
     return mep_comm_destroy(own) == MEP_SUCCESS ? 7 : 5;
   };
-  for (int i = 0; i < 10; ++i) assert_int_equal(in_child(in_its_place), 7);
+  for (int i = 0; i < 30; ++i) assert_int_equal(in_child(in_its_place), 7);
   stop.store(true);
   other.join();
   std::thread second([&] { (void)mep_comm_destroy(comms[1]); });
