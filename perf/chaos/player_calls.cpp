@@ -145,13 +145,13 @@ void Player::check_async(uint32_t number, const std::vector<mep_result_t>& failu
             std::to_string(failures.size()) + " failures");
 }
 
-// Operations are told of here in the order of their calls.
 void Player::note_present(Comm* comm) {
   uint64_t epoch = 0;
   const uint64_t live = live_ranks(comm->handle, &epoch);
   comm->present.emplace(epoch, live);
 }
 
+// Operations are told of here in the order of their calls.
 void Player::add_contributors(Comm* comm, Said* said) {
   const uint64_t ended_in = said->info.epoch;
   if (said->result == MEP_ERR_PEER_FAILED || said->result == MEP_ERR_PEER_LEFT) {

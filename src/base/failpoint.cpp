@@ -47,6 +47,7 @@ constexpr const char* kPoints[] = {
     "finish relay",
     "freeze",
     "frozen",
+    "gpus meet",
     "hosts pass",
     "hosts publish",
     "hosts read",

@@ -165,6 +165,23 @@ int rank_main() {
   return failure_count() == 0 ? 0 : 1;
 }
 
+// The last rank dies before its kernel meets the others': the start fails on all, and names it.
+int start_main() {
+  const auto rank = static_cast<uint32_t>(std::atoi(std::getenv("MEP_RANK")));
+  const auto last = static_cast<uint32_t>(std::atoi(std::getenv("MEP_SIZE")) - 1);
+  if (rank == last) (void)setenv("MEP_FAILPOINT", "gpus meet=kill", 1);
+  play_host();
+  cuda(cudaSetDevice(gpu_of(rank)));
+  const mep_comm_config_t config = comm_config(true, 20'000);
+  mep_comm_t comm = nullptr;
+  const mep_result_t started = mep_comm_init(&config, &comm);
+  const std::string name = "rank " + std::to_string(last);
+  GPU_CHECK(started == MEP_ERR_BOOTSTRAP && std::strstr(mep_last_error(), name.c_str()) != nullptr,
+            "started without %s: %s, %s", name.c_str(), mep_result_string(started),
+            mep_last_error());
+  return failure_count() == 0 ? 0 : 1;
+}
+
 }  // namespace
 }  // namespace gpu_test
 
@@ -172,8 +189,9 @@ int main(int argc, char** argv) {
   using namespace gpu_test;
   (void)std::setvbuf(stdout, nullptr, _IOLBF, 0);
   if (argc > 1 && std::strcmp(argv[1], "--rank") == 0) return rank_main();
+  if (argc > 1 && std::strcmp(argv[1], "--start") == 0) return start_main();
   if (!gpu_is_there()) return kSkipped;
-  int failed = 0;
+  int failed = start_ranks(argv[0], 3, "gpus", {"--start"});
   std::printf("ranks are dealt to %d GPU(s)\n", gpu_count());
   for (const uint32_t ranks : {2u, 3u, 4u, 8u}) {
     failed |= start_ranks(argv[0], ranks, "gpu" + std::to_string(ranks) + ".", {"--rank"});

@@ -93,6 +93,7 @@ mep_result_t add_devices(const std::vector<GpuPlace>& places, bool made_together
     comms[i]->backend = std::move(side);
   }
   for (GpuBackend* side : sides) MEP_TRY(side->connect(deadline));
+  MEP_FAILPOINT("gpus meet");
   for (GpuBackend* side : sides) MEP_TRY(side->begin_proof());
   for (GpuBackend* side : sides) MEP_TRY(side->end_proof());
   return MEP_SUCCESS;

@@ -1,7 +1,10 @@
 #include "core/cuda/gpu_comm.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <optional>
+#include <thread>
 
 #include "base/failpoint.hpp"
 #include "base/status.hpp"
@@ -19,6 +22,14 @@ using device::CollState;
 
 constexpr uint64_t kProofMs = 10'000;
 constexpr uint64_t kNsPerMs = 1'000'000;
+
+// A rank that was in the first view and has ended by the second.
+std::optional<uint32_t> find_ended(const CommView& first, const CommView& now) {
+  for (const uint32_t rank : first.live) {
+    if (now.incarnations[rank] == 0) return rank;
+  }
+  return std::nullopt;
+}
 
 }  // namespace
 
@@ -146,16 +157,22 @@ mep_result_t GpuComm::launch_barrier(mep_op_status_t* status) {
 mep_result_t GpuComm::end_proof() {
   const DeviceScope scope(device());
   MEP_TRY(scope.check());
+  // No watcher runs yet: kernels that wait for a rank which has ended are told here.
+  std::optional<uint32_t> ended;
+  const Deadline limit = Deadline::after_ms(kProofMs + kDecisionGraceMs);
+  while (!has_ended(*proof_) && !limit.expired()) {
+    ended = find_ended(*channel_.view(), *comm_.latest_view());
+    if (ended.has_value()) channel_.end(MEP_ERR_PEER_FAILED);
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
   MEP_TRY(stream_->synchronize());
   const mep_result_t met = proof_->status->result;
   records().give_back(proof_);
+  if (met != MEP_SUCCESS && ended.has_value()) {
+    return fail(MEP_ERR_PEER_FAILED, "rank %u ended before its kernel met those of the others",
+                *ended);
+  }
   if (met != MEP_SUCCESS) {
-    const std::shared_ptr<const CommView> now = comm_.latest_view();
-    for (const uint32_t rank : channel_.view()->live) {
-      if (now->incarnations[rank] != 0) continue;
-      return fail(MEP_ERR_PEER_FAILED, "rank %u ended before its kernel met those of the others",
-                  rank);
-    }
     return fail(MEP_ERR_UNSUPPORTED,
                 "the kernels of %u ranks do not run together on GPU %d: they did not meet within "
                 "%llu ms. Use fewer ranks on it, let no other program fill it, and set "

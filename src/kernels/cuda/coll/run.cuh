@@ -108,7 +108,7 @@ __device__ inline bool is_near_step(uint64_t word, uint64_t tag) {
   return (word >> kFingerprintBits) - (tag >> kFingerprintBits) <= 1;
 }
 
-// By the view in which other ranks made the call: it took no number there, so it tells of no change.
+// Judged by the view in which other ranks made the call. It took no number there, so it tells of no change.
 __device__ inline bool lacks_root(const CollState* state, const CollCall& call) {
   const uint64_t live = state->live | (state->pending_report != 0 ? state->pending_gone : 0);
   return call.is_rooted != 0 && (live >> call.root & 1) == 0;
