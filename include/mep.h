@@ -492,6 +492,8 @@ MEP_API mep_result_t mep_comm_stats(mep_comm_t comm, mep_comm_stats_t* stats);
  * reports, and the next collective on the comm gives them; so does the first one on the comm that mep_comm_grow made, on
  * joiners too. A replacement does not have such a call on the world: its first call is the one after it. A change that
  * only adds members is not reported.
+ * An operation whose root is not in the view returns MEP_ERR_PEER_FAILED or MEP_ERR_PEER_LEFT on all ranks at once, each
+ * time, until the root is replaced.
  * --------------------------------------------------------------------------------------------- */
 
 /* In place of sendbuf, for scatter and reduce_scatter of recvbuf: the address in the other buffer at which the
