@@ -342,6 +342,8 @@ void an_object_that_ends_delivers(void**) {
       Pairs pairs(comm, &nic, 1024, report);
       COLL_OK(report, pairs.make(0x57'0000));
       if (report.bad()) return;
+      // Both have the other's window before one ends its own.
+      COLL_OK(report, mep_barrier(comm, nullptr));
       const Round content(0, 1, 0, 1);
       std::vector<std::byte> expected(kCellBytes);
       content.fill(expected.data());
