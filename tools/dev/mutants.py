@@ -32,8 +32,8 @@ class Mutant(NamedTuple):
 MUTANTS = [
     Mutant("engine: a call that comes after a view change does not meet what it decided",
            "src/core/operation/operation_engine.hpp",
-           "if (!kIsPersonal && verdict->decides(last_number() + 1)) {",
-           "if (!kIsPersonal && verdict->decides(last_number() + 1) && last_number() == 0) {"),
+           "if (!kIsPersonal && decision->decides(last_number() + 1)) {",
+           "if (!kIsPersonal && decision->decides(last_number() + 1) && last_number() == 0) {"),
     Mutant("eager ring: a slot is written again a whole ring early", "src/core/coll/eager_ring.cpp",
            "return seq <= passed_by_all_ + depth_;", "return seq <= passed_by_all_ + 2 * depth_;"),
     Mutant("eager ring: the word comes before the payload", "src/core/coll/eager_ring.cpp",
@@ -45,7 +45,7 @@ MUTANTS = [
     Mutant("EP placement: replicas are chosen by the token alone", "src/core/ep/routing.cpp",
            "(token + shape_.rank) % replicas", "token % replicas"),
     Mutant("EP placement: rows of a place begin where another's do", "src/core/ep/routing.cpp",
-           "total += counts_[place];", "total += counts_[place] > 1 ? counts_[place] - 1 : counts_[place];"),
+           "total += counts_[column];", "total += counts_[column] > 1 ? counts_[column] - 1 : counts_[column];"),
     Mutant("membership codec: the last bit of a word of a set is left out", "src/core/membership/row_codec.cpp",
            "for (uint32_t i = 0; i < 64; ++i)\n        if (set.has", "for (uint32_t i = 0; i < 63; ++i)\n        if (set.has"),
     Mutant("membership codec: bytes behind a view are accepted", "src/core/membership/row_codec.cpp",
@@ -53,16 +53,16 @@ MUTANTS = [
     Mutant("windows: a joiner keeps the old pages of a renewed window", "src/core/world/world_windows.cpp",
            "  if (joiners.has(slot)) return directory_.shares(window.id(), slot);\n", ""),
     Mutant("GPU queue: an index is taken before there is room", "src/transport/gpu_queue/send_queue.hpp",
-           """      if (*index - done < q_->entries) {
-        if (Memory::take(&q_->reserved, index, *index + 1)) return Status::kOk;
+           """      if (*index + count - done <= q_->entries) {
+        if (Memory::take(&q_->reserved, index, *index + count)) return Status::kOk;
         continue;
       }
       const Status status = keep_waiting(&waited);
       if (status != Status::kOk) return status;
       *index = Memory::load(&q_->reserved);
-""", """      while (waited.polls == 0 && !Memory::take(&q_->reserved, index, *index + 1)) {
+""", """      while (waited.polls == 0 && !Memory::take(&q_->reserved, index, *index + count)) {
       }
-      if (*index - done < q_->entries) return Status::kOk;
+      if (*index + count - done <= q_->entries) return Status::kOk;
       const Status status = keep_waiting(&waited);
       if (status != Status::kOk) return status;
 """),
@@ -71,8 +71,7 @@ MUTANTS = [
     Mutant("GPU queue: a repeated completion is taken for a later one", "src/transport/gpu_queue/send_queue.hpp",
            "if (more != 0 && more <= q_->entries)", "if (more != 0)"),
     Mutant("GPU queue: a request is published without release", "src/transport/gpu_queue/send_queue.hpp",
-           "Memory::store_release(first_word(slot(index)), control.index_opcode);",
-           "*first_word(slot(index)) = control.index_opcode;"),
+           "Memory::store_release(ready_word(index), index + 1);", "*ready_word(index) = index + 1;"),
     Mutant("GPU queue: the ringer does not look again", "src/transport/gpu_queue/send_queue.hpp",
            "while (is_ready(end));", "while (false);"),
     Mutant("software NIC: a word passes the puts before it", "src/transport/gpu_queue/served_queue.cpp",
