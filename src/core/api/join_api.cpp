@@ -206,6 +206,19 @@ bool has_older_member(const Comm& comm, const Admission& admission) {
   });
 }
 
+// Drops comms that another rank which came with this one was not told of: their members are gone or have destroyed them.
+mep_result_t meet_joiners(const Admission& admission, const Deadline& deadline,
+                          std::vector<std::unique_ptr<mep_comm>>* comms) {
+  for (auto each = comms->begin(); each != comms->end();) {
+    const mep_result_t met = has_older_member(*(*each)->comm, admission)
+                                 ? (*each)->backend->meet_joiners(deadline)
+                                 : MEP_ERR_NOT_FOUND;
+    if (met != MEP_ERR_NOT_FOUND) MEP_TRY(met);
+    each = met == MEP_SUCCESS ? each + 1 : comms->erase(each);
+  }
+  return MEP_SUCCESS;
+}
+
 // Gives the joiner its comm: the largest comm over the whole world that had its place before, or one that it makes
 // together with the members, who are growing the world.
 mep_result_t hand_out(const ResolvedConfig& config, Entering* entering, const Admission& admission,
@@ -231,7 +244,7 @@ mep_result_t hand_out(const ResolvedConfig& config, Entering* entering, const Ad
   }
   made->is_world = true;
   for (std::unique_ptr<mep_comm>& each : entering->comms) {
-    if (each == nullptr || !has_older_member(*each->comm, admission)) continue;
+    if (each == nullptr) continue;
     made->unattached[each->comm->name()] = std::move(each);
   }
   *comm = made.release();
@@ -269,10 +282,8 @@ mep_result_t try_to_join(const mep_comm_config_t& given, ResolvedConfig config,
     MEP_TRY(make_comms(welcome, deadline, &entering));
     MEP_FAILPOINT("join ready");
     MEP_TRY(entering.world->admissions().enter(deadline, &admission));
-    for (const auto& each : entering.comms) {
-      // A rank that joined with this one was told of no comm whose members are all gone.
-      if (has_older_member(*each->comm, admission)) MEP_TRY(each->backend->meet_joiners(deadline));
-    }
+    MEP_TRY(meet_joiners(admission, deadline, &entering.comms));
+    entering.world->admissions().end_joining();
     return hand_out(config, &entering, admission, comm);
   });
   if (result == MEP_SUCCESS) return result;

@@ -42,13 +42,17 @@ class Admissions {
   uint32_t ready_joiners() const { return ready_joiners_.load(std::memory_order_relaxed); }
 
   // This rank is a joiner; before the control thread starts.
-  void begin_entering() { entering_ = true; }
+  void begin_entering() { entering_ = joining_ = true; }
   // A joiner: says that it is ready and waits until it is in the view.
   [[nodiscard]] mep_result_t enter(const Deadline& deadline, Admission* admission);
   // For a joiner whose world ended before that: nobody evicts who was never in.
   [[nodiscard]] static mep_result_t fail_outside();
   // A joiner that is not in the view yet.
   bool entering() const { return entering_; }
+  // A joiner that makes and meets what it was told of: others have offered their parts before they said that they are
+  // ready, or have none.
+  bool joining() const { return joining_; }
+  void end_joining() { joining_ = false; }
 
   // --- The control thread ---
   // `joined`: this rank is in the view from now on.
@@ -64,6 +68,7 @@ class Admissions {
   const WorldEnd& end_;
   const uint32_t self_slot_;
   bool entering_ = false;  // the user's thread's
+  bool joining_ = false;   // likewise
   // Written by the control thread; relaxed: a hint for barriers that admit joiners.
   std::atomic<uint32_t> ready_joiners_{0};
 

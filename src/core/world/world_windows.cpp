@@ -218,7 +218,7 @@ mep_result_t WorldWindows::await_offer(uint32_t slot, uint64_t id,
     is_over = has_changed && has_changed();
     if (is_over) return true;
     const bool here = directory_.has(slot, id) || is_imported(slot, id);
-    withheld = admissions_.entering() && !here && directory_.offered(slot);
+    withheld = admissions_.joining() && !here && directory_.offered(slot);
     return here || withheld || end_.result() != MEP_SUCCESS ||
            view_.snapshot().incarnation(slot) == 0;
   };
