@@ -304,8 +304,8 @@ void slow(uint32_t ranks) {
   std::printf("  %u ranks: one a hundred times slower\n", ranks);
 }
 
-// Another rank dies, and some member has called two operations before it knew: of the others the first ends by the
-// change, the second tells it. A call on the root that died before stands between: it tells of that root alone.
+// Another rank dies after some member has called two more operations. On the others the change ends the first of them,
+// and the second tells it. Calls on the root that died before, made in between, tell of that root alone.
 void another_dies(Ranks* members, uint32_t gone) {
   Rig& rig = members->rig;
   const uint32_t next_gone = gone - 1;

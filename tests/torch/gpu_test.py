@@ -9,6 +9,7 @@ import os
 import pathlib
 import signal
 import sys
+import time
 import unittest
 
 import launch
@@ -393,7 +394,6 @@ def resources():
 
 def replacements(dist, rank, world):
     """Rank 1 dies in each third step of a training with DistributedDataParallel and is replaced."""
-    import time
     import torch
     import mep.torch
     folder, cycles = pathlib.Path(os.environ["TEST_FOLDER"]), int(os.environ["TEST_CYCLES"])
@@ -473,7 +473,8 @@ def configurations(dist, rank, world):
 
 
 RANKS = {function.__name__: function
-         for function in (reductions, movements, streams, graphs, training, sizes, messages, mixed, replacements, configurations)}
+         for function in (reductions, movements, streams, graphs, training, sizes, messages, mixed, replacements,
+                          configurations)}
 
 
 def be_a_rank(name):
