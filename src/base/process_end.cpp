@@ -5,7 +5,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -31,20 +33,26 @@ UniqueFd pidfd_open(pid_t id, unsigned flags) {
 #endif
 }
 
-// False: `see` said so of a thread, or the folder cannot be read.
+// Linux lists this many threads in one piece (getdents64 of 32 KiB). Between pieces it may skip a thread.
+constexpr uint32_t kMostThreads = 1000;
+
+// True: `see` has returned true for each thread, and there is one. False also where the list may lack a thread.
 bool each_thread(pid_t process, FunctionRef<bool(const char*)> see) {
   std::array<char, 64> path;
   std::snprintf(path.data(), path.size(), "/proc/%d/task", static_cast<int>(process));
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir(path.data()), closedir);
   if (folder == nullptr) return false;
-  // NOLINTNEXTLINE(concurrency-mt-unsafe): the stream is this call's own
-  while (const dirent* entry = readdir(folder.get())) {
-    if (entry->d_name[0] != '.' && !see(entry->d_name)) return false;
+  for (uint32_t seen = 0;;) {
+    errno = 0;
+    // NOLINTNEXTLINE(concurrency-mt-unsafe): the stream is this call's own
+    const dirent* entry = readdir(folder.get());
+    if (entry == nullptr) return errno == 0 && seen != 0;
+    if (entry->d_name[0] == '.') continue;
+    if (++seen > kMostThreads || !see(entry->d_name)) return false;
   }
-  return true;
 }
 
-// The bytes of a file of a thread, 0 if it is gone.
+// The bytes of a file of a thread; 0: the thread is gone, or the file cannot be read.
 size_t read_of(pid_t process, const char* thread, const char* file, char* text, size_t bytes) {
   std::array<char, 320> path;
   std::snprintf(path.data(), path.size(), "/proc/%d/task/%s/%s", static_cast<int>(process), thread,
@@ -75,13 +83,14 @@ long pid_behind(int fd) {
   return pid;
 }
 
-ThreadPidfds open_thread_pidfds(pid_t process, std::string_view prefix) {
+ThreadPidfds open_thread_pidfds(pid_t process, std::span<const std::string_view> names) {
   ThreadPidfds found;
   size_t count = 0;
   (void)each_thread(process, [&](const char* thread) {
-    std::array<char, 64> name;
-    const size_t bytes = read_of(process, thread, "comm", name.data(), name.size());
-    if (std::string_view(name.data(), bytes).starts_with(prefix)) {
+    std::array<char, 64> line;
+    const size_t bytes = read_of(process, thread, "comm", line.data(), line.size());
+    const std::string_view name(line.data(), bytes == 0 ? 0 : bytes - 1);  // without its newline
+    if (std::find(names.begin(), names.end(), name) != names.end()) {
       found[count++] = pidfd_open(static_cast<pid_t>(std::atoi(thread)), kPidfdThread);
     }
     return count < found.size();
@@ -92,7 +101,9 @@ ThreadPidfds open_thread_pidfds(pid_t process, std::string_view prefix) {
 bool all_threads_exit(pid_t process) {
   return each_thread(process, [process](const char* thread) {
     std::array<char, 512> stat;
-    if (read_of(process, thread, "stat", stat.data(), stat.size()) == 0) return true;
+    // Linux ends the list at a thread that ends while it is listed, so a thread that is gone proves nothing of the
+    // others.
+    if (read_of(process, thread, "stat", stat.data(), stat.size()) == 0) return false;
     // The name before it may hold anything.
     const char* behind_name = std::strrchr(stat.data(), ')');
     unsigned flags = 0;

@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include <array>
+#include <span>
 #include <string_view>
 
 #include "base/unique_fd.hpp"
@@ -17,11 +18,11 @@ UniqueFd open_pidfd(pid_t process);
 // The pid behind a pidfd, in this process's pid namespace; 0: not visible here; -1: `fd` is no pidfd.
 long pid_behind(int fd);
 using ThreadPidfds = std::array<UniqueFd, 2>;
-// Each is readable once a thread of the process whose name begins so has ended. Invalid: there is none, or the kernel
-// gives no such descriptor.
-ThreadPidfds open_thread_pidfds(pid_t process, std::string_view prefix);
-// No thread of the process, which has not been waited for yet, runs code of the program again. False also where /proc
-// does not say.
+// Each is readable once a thread of the process that has one of these names has ended. Invalid: there is none, or the
+// kernel gives no such descriptor. A program may give its own threads such names: their end is a reason to look.
+ThreadPidfds open_thread_pidfds(pid_t process, std::span<const std::string_view> names);
+// No thread of the process, which has not been waited for yet, runs code of the program again. Each of its threads must
+// say so itself: false where one is not to be read, for whatever reason.
 bool all_threads_exit(pid_t process);
 
 }  // namespace mep

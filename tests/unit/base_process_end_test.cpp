@@ -1,12 +1,16 @@
 // labels: quick
 // Alone finds: a process that is taken for dead while one of its threads still runs. Under a second.
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -72,27 +76,30 @@ bool becomes_readable(int fd) {
   return poll(&wanted, 1, kLimitMs) == 1;
 }
 
+constexpr std::array<std::string_view, 2> kNames = {"mep-a", "mep-b"};
+
 size_t count(const mep::ThreadPidfds& threads) {
   return static_cast<size_t>(threads[0].valid()) + static_cast<size_t>(threads[1].valid());
 }
 
 void needs_thread_pidfds() {
-  const Process process({"mep-x"});
-  if (count(mep::open_thread_pidfds(process.pid(), "mep-x")) == 0) skip();
+  const Process process({"mep-a"});
+  if (count(mep::open_thread_pidfds(process.pid(), kNames)) == 0) skip();
 }
 
 void threads_are_found_by_their_names(void**) {
   needs_thread_pidfds();
-  const Process process({"mep-a", "other", "mep-b", "mep-c"});
-  assert_int_equal(count(mep::open_thread_pidfds(process.pid(), "mep-")), 2);
-  assert_int_equal(count(mep::open_thread_pidfds(process.pid(), "oth")), 1);
-  assert_int_equal(count(mep::open_thread_pidfds(process.pid(), "none")), 0);
+  const Process process({"mep-a", "mep-ab", "mep-b", "mep-b", "other"});
+  assert_int_equal(count(mep::open_thread_pidfds(process.pid(), kNames)), 2);
+  assert_int_equal(count(mep::open_thread_pidfds(process.pid(), {kNames.data(), 1})), 1);
+  constexpr std::string_view kNone = "mep-";
+  assert_int_equal(count(mep::open_thread_pidfds(process.pid(), {&kNone, 1})), 0);
 }
 
 void end_of_a_thread_is_no_end_of_the_process(void**) {
   needs_thread_pidfds();
   const Process process({"mep-a"});
-  const mep::ThreadPidfds threads = mep::open_thread_pidfds(process.pid(), "mep-");
+  const mep::ThreadPidfds threads = mep::open_thread_pidfds(process.pid(), kNames);
   assert_int_equal(count(threads), 1);
   assert_false(mep::all_threads_exit(process.pid()));
   process.end_one_thread();
@@ -103,7 +110,7 @@ void end_of_a_thread_is_no_end_of_the_process(void**) {
 void killed_process_has_ended(void**) {
   needs_thread_pidfds();
   const Process process({"mep-a", "mep-b"});
-  const mep::ThreadPidfds threads = mep::open_thread_pidfds(process.pid(), "mep-");
+  const mep::ThreadPidfds threads = mep::open_thread_pidfds(process.pid(), kNames);
   const mep::UniqueFd whole = mep::open_pidfd(process.pid());
   assert_int_equal(mep::pid_behind(whole.get()), process.pid());
   kill(process.pid(), SIGKILL);
@@ -112,9 +119,29 @@ void killed_process_has_ended(void**) {
   assert_true(mep::all_threads_exit(process.pid()));  // nobody has waited for it
 }
 
+// A look that lacks a descriptor, at the folder or at a thread, says nothing.
+void look_without_descriptors_says_nothing(void**) {
+  const Process process({"mep-a"});
+  for (const size_t left : {0, 1}) {
+    rlimit before{};
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    const rlimit few{64, before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    std::vector<mep::UniqueFd> taken;
+    for (int fd = open("/dev/null", O_RDONLY); fd >= 0; fd = open("/dev/null", O_RDONLY)) {
+      taken.emplace_back(fd);
+    }
+    taken.resize(taken.size() - left);
+    const bool has_ended = mep::all_threads_exit(process.pid());
+    taken.clear();
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_false(has_ended);
+  }
+}
+
 void process_that_is_not_there_says_nothing(void**) {
   assert_false(mep::all_threads_exit(0x3fffffff));
-  assert_int_equal(count(mep::open_thread_pidfds(0x3fffffff, "mep-")), 0);
+  assert_int_equal(count(mep::open_thread_pidfds(0x3fffffff, kNames)), 0);
   assert_int_equal(mep::pid_behind(-1), -1);
 }
 
@@ -125,6 +152,7 @@ int main() {
       cmocka_unit_test(threads_are_found_by_their_names),
       cmocka_unit_test(end_of_a_thread_is_no_end_of_the_process),
       cmocka_unit_test(killed_process_has_ended),
+      cmocka_unit_test(look_without_descriptors_says_nothing),
       cmocka_unit_test(process_that_is_not_there_says_nothing),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);

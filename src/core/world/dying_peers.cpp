@@ -2,6 +2,9 @@
 
 #include <sys/types.h>
 
+#include <array>
+#include <string_view>
+
 #include "base/process_end.hpp"
 #include "mep.h"
 
@@ -9,7 +12,9 @@ namespace mep {
 namespace {
 
 constexpr uint32_t kMostSlots = 64;
-constexpr const char* kThreadNames = "mep-";
+// Threads that run as long as the world does.
+constexpr std::array<std::string_view, 3> kThreadNames = {"mep-control", "mep-progress",
+                                                          "mep-requests"};
 constexpr uint32_t kLongestMs = 1000;
 
 }  // namespace
