@@ -126,11 +126,45 @@ void a_freeze_waits_for_posters(void**) {
       }
     });
     (void)channel.freeze();
-    gate.await_empty("c");
+    while (!gate.is_empty()) std::this_thread::yield();
     for (int look = 0; look < 50; ++look) assert_false(posting.load());
     over.store(true);
     poster.join();
   }
+}
+
+// A post that finds a full queue holds no view change up, and goes on with the same batch where the epoch does.
+void a_blocked_poster_steps_aside(void**) {
+  using Turn = mep::Poster::Turn;
+  mep::Channel channel(1, 1);
+  mep::PostingGate gate;
+  {
+    const mep::PostingScope scope(gate, channel, 1);
+    assert_ptr_equal(mep::Poster::current(), &scope);
+    assert_true(scope.turn() == Turn::kPost && !gate.is_empty());
+    for (int change = 0; change < 2; ++change) {
+      (void)channel.freeze();
+      assert_false(gate.is_empty());
+      assert_true(scope.turn() == Turn::kWait && gate.is_empty());
+      assert_true(scope.turn() == Turn::kWait && gate.is_empty());
+      channel.resume();
+      assert_true(scope.turn() == Turn::kPost && !gate.is_empty());
+    }
+    (void)channel.freeze();
+    channel.restart(2, 0);
+    assert_true(scope.turn() == Turn::kOver && gate.is_empty());
+    assert_false(scope.allowed());
+  }
+  assert_null(mep::Poster::current());
+  assert_true(gate.is_empty());
+  {
+    const mep::PostingScope scope(gate, channel, 2);
+    (void)channel.freeze();
+    assert_true(scope.turn() == Turn::kWait);
+    gate.close("c");
+    assert_true(scope.turn() == Turn::kOver);
+  }
+  assert_true(gate.is_empty());
 }
 
 void a_record_fills_what_fits(void**) {
@@ -165,6 +199,7 @@ int main() {
       cmocka_unit_test(additions_are_not_reported),
       cmocka_unit_test(each_change_is_reported_once),
       cmocka_unit_test(a_freeze_waits_for_posters),
+      cmocka_unit_test(a_blocked_poster_steps_aside),
       cmocka_unit_test(a_record_fills_what_fits),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);

@@ -47,7 +47,8 @@ std::string text_of_call(Collective kind, const CollectiveArgs& args) {
   return text;
 }
 
-void CallBoard::publish(const Operation& operation, const std::vector<uint32_t>& live) const {
+void CallBoard::publish(const Operation& operation, const std::vector<uint32_t>& live,
+                        const PostingScope& posting) const {
   const CollectiveArgs& args = operation.args;
   const uint64_t what = uint64_t{static_cast<uint32_t>(args.root)} |
                         (static_cast<uint64_t>(operation.kind) & 0xff) << 32 |
@@ -55,6 +56,7 @@ void CallBoard::publish(const Operation& operation, const std::vector<uint32_t>&
                         static_cast<uint64_t>(args.purpose) << 56;
   const size_t at = card(rank_, operation.seq);
   for (const uint32_t peer : live) {
+    if (!posting.allowed()) return;
     if (peer == rank_) continue;
     const Remote& remote = (*remotes_)[peer];
     // Each publishes the words before it: who sees `which` sees the call.

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/coll/operation.hpp"
+#include "core/operation/posting_gate.hpp"
 #include "core/world/remote.hpp"
 
 namespace mep {
@@ -36,7 +37,8 @@ class CallBoard {
     remotes_ = remotes;
   }
   // The user's thread. Best effort: a peer that does not get it names this rank's call no closer.
-  void publish(const Operation& operation, const std::vector<uint32_t>& live) const;
+  void publish(const Operation& operation, const std::vector<uint32_t>& live,
+               const PostingScope& posting) const;
   // Whether what `source` called as this operation is here.
   bool read(const Operation& operation, uint32_t source, CollectiveArgs* args,
             Collective* kind) const;

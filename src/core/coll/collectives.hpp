@@ -123,6 +123,9 @@ class Collectives : public SideProgress {
 
   // --- The control thread ---
   membership::ChannelState state() const { return {comm().id(), engine_.id(), engine_.done(), 0}; }
+  // See WorldParticipant.
+  void stop();
+  bool is_still() const { return engine_.is_still(); }
   // Returns as `done` the last operation that is completed, or completable from what is here.
   membership::ChannelState freeze();
   // Nobody posts anything more: the world has ended.

@@ -6,18 +6,20 @@
 
 namespace mep {
 
+void Collectives::stop() {
+  (void)engine_.freeze();
+  MEP_TEST_DELAY_POINT("frozen");
+}
+
 membership::ChannelState Collectives::freeze() {
   const Channel::Frozen frozen = engine_.freeze();
-  MEP_TEST_DELAY_POINT("frozen");
-  engine_.await_posters();
   const std::lock_guard lock(engine_.mutex());
   gather_completable(frozen.done);
   return {comm().id(), engine_.id(), completable_, std::max(frozen.entered, completable_)};
 }
 
 void Collectives::terminate() {
-  (void)engine_.freeze();
-  engine_.await_posters();
+  engine_.close();
 }
 
 // Every contribution is here, or all ranks have all data: this rank can complete the operation whatever happens.

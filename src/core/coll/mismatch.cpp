@@ -17,7 +17,7 @@ Step begin_mismatch(Collectives& comm, Operation& operation, uint32_t source) {
     // Ranks of other hosts write the card, so a view change must not have begun.
     const PostingScope posting = comm.posting();
     if (!posting.allowed()) return Step::kPending;  // the view change decides
-    comm.board().publish(operation, comm.adopted().live);
+    comm.board().publish(operation, comm.adopted().live, posting);
   }
   const uint64_t timeout_ms = comm.comm().timeout_ms();
   const uint64_t wait_ns =

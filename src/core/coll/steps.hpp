@@ -90,7 +90,7 @@ void show_call(Collectives& comm, const Operation& operation, Posted&& posted) {
   const PostingScope posting = comm.posting();
   if (!posting.allowed()) return;  // the view change decides
   (void)comm.eager().show_call(operation);
-  posted();
+  if (posting.allowed()) posted();
 }
 
 // The operation has failed, but not ended: its text names what both ranks called, if the other tells it in time. This

@@ -79,8 +79,21 @@ void Comm::describe(std::vector<membership::ChannelState>* channels) const {
   for (const ViewParticipant* client : clients_.all()) client->describe(channels);
 }
 
-void Comm::freeze(std::vector<membership::ChannelState>* channels) {
+void Comm::stop() {
   MEP_TEST_DELAY_POINT("freeze");
+  collectives_.stop();
+  const std::lock_guard lock(clients_.mutex());
+  for (ViewParticipant* client : clients_.all()) client->stop();
+}
+
+bool Comm::is_still() const {
+  if (!collectives_.is_still()) return false;
+  const std::lock_guard lock(clients_.mutex());
+  return std::all_of(clients_.all().begin(), clients_.all().end(),
+                     [](const ViewParticipant* client) { return client->is_still(); });
+}
+
+void Comm::freeze(std::vector<membership::ChannelState>* channels) {
   channels->push_back(collectives_.freeze());
   const std::lock_guard lock(clients_.mutex());
   for (ViewParticipant* client : clients_.all()) client->freeze(channels);

@@ -140,6 +140,8 @@ class Comm : public WorldParticipant, public ProgressClient {
   const membership::SlotSet& member_slots() const override { return identity_.member_slots(); }
   bool is_replicated(uint64_t channel) const override { return channel == collectives_.id(); }
   void describe(std::vector<membership::ChannelState>* channels) const override;
+  void stop() override;
+  bool is_still() const override;
   void freeze(std::vector<membership::ChannelState>* channels) override;
   bool holds(uint64_t channel, uint64_t seq) override;
   void give_catch_up(uint64_t channel, uint64_t from_seq, uint64_t to_seq,

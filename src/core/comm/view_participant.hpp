@@ -25,6 +25,9 @@ class ViewParticipant {
   virtual void describe(std::vector<membership::ChannelState>* channels) const = 0;
   // Whether this rank needs nothing more for `seq` of `channel` or knows no such channel.
   virtual bool holds(uint64_t channel, uint64_t seq) const = 0;
+  // See WorldParticipant.
+  virtual void stop() {}
+  virtual bool is_still() const { return true; }
   virtual void freeze(std::vector<membership::ChannelState>* channels) = 0;
   // For joiners: its kind, its name, and all that they must know to make their part of it.
   virtual ObjectKind kind() const = 0;

@@ -13,7 +13,6 @@ namespace {
 using device::CollDecision;
 using device::CollPost;
 
-constexpr uint64_t kAcknowledgeMs = 5'000;
 // How an operation ends by a decision that only lets joiners in.
 constexpr mep_result_t kOvertaken = MEP_ERR_BUSY;
 
@@ -80,31 +79,19 @@ size_t GpuChannel::to_admission() const {
 
 // --- The control thread ---------------------------------------------------------------------------
 
-bool GpuChannel::acknowledged(uint64_t word) const {
-  const uint64_t entered = load_pinned(&post_->entered);
-  return done() >= entered || load_pinned(&post_->failed) >= entered ||
-         load_pinned(&post_->parked) == word;
+void GpuChannel::stop() {
+  if ((load_pinned(&post_->word) & 1) != 0) return;
+  // Sequentially consistent: an operation that begins sees it, or `entered` shows the operation.
+  __atomic_add_fetch(&post_->word, 1, __ATOMIC_SEQ_CST);
 }
 
-void GpuChannel::freeze(std::vector<membership::ChannelState>* channels) {
-  uint64_t word = load_pinned(&post_->word);
-  if ((word & 1) == 0) {
-    // Sequentially consistent: an operation that begins sees it, or `entered` shows the operation.
-    word = __atomic_add_fetch(&post_->word, 1, __ATOMIC_SEQ_CST);
-  }
-  const Deadline limit = Deadline::after_ms(kAcknowledgeMs);
-  bool answered = acknowledged(word);
-  while (!answered && !limit.expired()) {
-    std::this_thread::yield();
-    answered = acknowledged(word);
-  }
-  if (!answered) {
-    log(LogLevel::kError,
-        "comm %s: the GPU did not stop within %llu ms; this rank leaves the world",
-        comm_.name().c_str(), static_cast<unsigned long long>(kAcknowledgeMs));
-    World* world = &comm_.world();
-    world->post([world] { world->request_evict(world->self_slot()); });
-  }
+bool GpuChannel::is_still() const {
+  const uint64_t entered = load_pinned(&post_->entered);
+  return done() >= entered || load_pinned(&post_->failed) >= entered ||
+         load_pinned(&post_->parked) == load_pinned(&post_->word);
+}
+
+void GpuChannel::freeze(std::vector<membership::ChannelState>* channels) const {
   const uint64_t finished = done();
   channels->push_back(
       {comm_.id(), id_, finished, std::max(load_pinned(&post_->entered), finished)});

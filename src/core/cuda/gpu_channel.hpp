@@ -70,7 +70,10 @@ class GpuChannel {
   void forget_overtaken();
 
   // --- The control thread ---
-  void freeze(std::vector<membership::ChannelState>* channels);
+  void stop();
+  // Whether the device has seen that, or has nothing to do.
+  bool is_still() const;
+  void freeze(std::vector<membership::ChannelState>* channels) const;
   // Nothing changed.
   void resume();
   // reaches: the windows of the view that follows are mapped.
@@ -85,7 +88,6 @@ class GpuChannel {
   void record();
 
  private:
-  bool acknowledged(uint64_t word) const;
   size_t to_admission() const;
   void publish(size_t count);
   void join_overtaken();

@@ -63,6 +63,8 @@ class GpuComm : public CudaBackend, public ViewParticipant {
   // --- The control thread (ViewParticipant) ---
   void describe(std::vector<membership::ChannelState>* channels) const override;
   bool holds(uint64_t channel, uint64_t seq) const override;
+  void stop() override { channel_.stop(); }
+  bool is_still() const override { return channel_.is_still(); }
   void freeze(std::vector<membership::ChannelState>* channels) override {
     channel_.freeze(channels);
   }

@@ -62,7 +62,8 @@ mep_result_t EpBuffer::arrange(const uint32_t* kept_counts) {
         from += count;
         continue;
       }
-      if (count > shape_.max_tokens || to + count > shape_.rows_per_expert()) {
+      // Never below `to`; counts of incomplete sources are in it.
+      if (count > shape_.max_tokens || from + count > shape_.rows_per_expert()) {
         return fail(MEP_ERR_MISMATCH,
                     "rank %u announced %u rows for one expert; at most %u tokens "
                     "are possible",

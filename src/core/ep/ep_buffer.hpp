@@ -107,8 +107,10 @@ class EpBuffer {
     // Acquire: the control thread sees an operation as complete after what it did.
     return {comm_.id(), engine_.id(), completed_.load(std::memory_order_acquire), 0};
   }
+  void stop() { (void)engine_.freeze(); }
+  bool is_still() const { return engine_.is_still(); }
   membership::ChannelState freeze();
-  void await_posters() const { engine_.await_posters(); }
+  void close() { engine_.close(); }
   // Whether no operation that began before `epoch` may still touch memory of other ranks.
   bool quiesced(uint64_t epoch) const {
     // Sequentially consistent, as its writer: an operation that begins later meets the new epoch.

@@ -71,6 +71,8 @@ class EpBuffers {
   // --- The control thread, as ViewParticipant; on GPUs nothing is settled between ranks ---
   virtual void describe(std::vector<membership::ChannelState>*) const {}
   virtual bool holds(uint64_t, uint64_t) const { return true; }
+  virtual void stop() {}
+  virtual bool is_still() const { return true; }
   virtual void freeze(std::vector<membership::ChannelState>*) {}
   virtual bool quiesced() const { return true; }
   virtual void prepare() {}

@@ -54,6 +54,8 @@ class EpObject : public ViewParticipant {
   bool holds(uint64_t channel, uint64_t seq) const override {
     return buffers_->holds(channel, seq);
   }
+  void stop() override { buffers_->stop(); }
+  bool is_still() const override { return buffers_->is_still(); }
   void freeze(std::vector<membership::ChannelState>* channels) override {
     buffers_->freeze(channels);
   }

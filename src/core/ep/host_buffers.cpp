@@ -138,14 +138,21 @@ bool HostBuffers::holds(uint64_t channel, uint64_t seq) const {
   });
 }
 
+void HostBuffers::stop() {
+  for (const auto& buffer : buffers_) buffer->stop();
+}
+
+bool HostBuffers::is_still() const {
+  return std::all_of(buffers_.begin(), buffers_.end(),
+                     [](const auto& buffer) { return buffer->is_still(); });
+}
+
 void HostBuffers::freeze(std::vector<membership::ChannelState>* channels) {
   for (const auto& buffer : buffers_) channels->push_back(buffer->freeze());
-  for (const auto& buffer : buffers_) buffer->await_posters();
 }
 
 void HostBuffers::terminate() {
-  for (const auto& buffer : buffers_) (void)buffer->freeze();
-  for (const auto& buffer : buffers_) buffer->await_posters();
+  for (const auto& buffer : buffers_) buffer->close();
 }
 
 bool HostBuffers::quiesced() const {

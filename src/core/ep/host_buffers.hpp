@@ -37,6 +37,8 @@ class HostBuffers final : public EpBuffers {
 
   void describe(std::vector<membership::ChannelState>* channels) const override;
   bool holds(uint64_t channel, uint64_t seq) const override;
+  void stop() override;
+  bool is_still() const override;
   void freeze(std::vector<membership::ChannelState>* channels) override;
   bool quiesced() const override;
   void prepare() override;

@@ -113,7 +113,12 @@ class OperationChannel {
   bool frozen() const { return word_.frozen(); }
   Channel::Frozen freeze() { return word_.freeze(); }
   // After freeze(): nobody posts any more.
-  void await_posters() const { gate_.await_empty(comm_.name().c_str()); }
+  bool is_still() const { return gate_.is_empty(); }
+  // For good: when it returns, nobody posts any more.
+  void close() {
+    (void)word_.freeze();
+    gate_.close(comm_.name().c_str());
+  }
   // The following functions are called under the lock.
   // The user's thread has seen the latest view.
   bool is_adopted() const { return decisions_.empty(); }

@@ -176,6 +176,7 @@ void ControlThread::end_for_memory() {
 
 void ControlThread::tick() {
   serve_transports();
+  change_->check_still();
   membership_->tick(now_ns() / 1000);
   carry_out();
   joiners_->serve_door();
@@ -206,7 +207,7 @@ void ControlThread::tick() {
 int ControlThread::wait_ms() const {
   // Somebody waits for a user's thread of this rank to pass an operation: look again soon.
   if (leaving_->is_asked() || closings_->is_asked() || joiners_->is_knocked() ||
-      change_->is_draining() || change_->dying().any()) {
+      change_->is_freezing() || change_->is_draining() || change_->dying().any()) {
     return 1;
   }
   const int cap_ms = joiners_->wait_ms(kMaxWaitMs);
@@ -223,10 +224,7 @@ void ControlThread::add_participant(WorldParticipant* participant, uint64_t epoc
                                joiners_->latest_epoch(participant->comm_id(), epoch),
                                participant->member_slots());
   // It came too late for the tables of the change under way: it stands still until that is over.
-  if (membership_->phase() == membership::Phase::kChanging) {
-    std::vector<membership::ChannelState> unused;
-    participant->freeze(&unused);
-  }
+  if (membership_->phase() == membership::Phase::kChanging) participant->stop();
   carry_out();
 }
 

@@ -2,8 +2,8 @@
 //
 // It waits on control links, pidfds, the listener's door and its own request queue; feeds what comes to
 // the membership state machine and carries out its actions, by parts that own what they keep and that it alone
-// calls. It blocks all signals, never waits for a user's thread except for the end of a copy
-// (Comm::PostingScope), and never touches user buffers.
+// calls. It blocks all signals, never waits for a user's thread, and never touches user buffers. Where the world ends it
+// waits for the end of a copy (PostingGate::close()).
 //
 // Where memory runs out, here or in an operation on another thread (run_out_of_memory), the thread ends: all calls
 // of this rank answer MEP_ERR_NO_MEMORY, and its links end.

@@ -14,6 +14,32 @@
 
 namespace mep {
 
+// A thread inside a PostingScope, as a post sees it that finds a full queue: a view change waits for no such post.
+class Poster {
+ public:
+  enum class Turn : uint8_t {
+    kPost,  // on with the same batch
+    kWait,  // a view change is under way: no posting, ask again
+    kOver   // the epoch is over: nothing of it is posted any more
+  };
+  Poster(const Poster&) = delete;
+  Poster& operator=(const Poster&) = delete;
+  // Out of the scope while a view change is under way, and back in where the epoch goes on after it.
+  virtual Turn turn() const = 0;
+  // The innermost one of this thread; null: it is in no scope.
+  static const Poster* current() { return own(); }
+
+ protected:
+  Poster() : place_(&own()), outer_(*place_) { *place_ = this; }
+  ~Poster() { *place_ = outer_; }
+
+ private:
+  static const Poster*& own();
+
+  const Poster** const place_;
+  const Poster* const outer_;
+};
+
 struct Remote {
   std::byte* mapped = nullptr;   // null: only put and signal
   Doorbell* doorbell = nullptr;  // of the owner; set exactly when mapped is
@@ -56,7 +82,8 @@ struct Remote {
   }
 
   // Source bytes of all earlier puts are the caller's again, also after errors. It makes progress meanwhile,
-  // and ends by itself or, if the peer does not answer any more, when the membership gives it up.
+  // and ends by itself or, if the peer does not answer any more, when the membership gives it up. Inside a PostingScope
+  // it ends early where the epoch is over: the operation flushes again when it ends.
   void flush() const;
 
  private:
@@ -67,7 +94,7 @@ struct Remote {
   }
   // Posts what a full queue left, when there is room. A connection that is lost is for the membership to
   // judge, which hears of it from the transport: the operation goes on and ends by the decision, the same on
-  // all ranks.
+  // all ranks. MEP_ERR_PEER_FAILED: the epoch of the thread's PostingScope is over, nothing more is to be posted there.
   mep_result_t go_on(mep_result_t result, Batch* batch) const;
   void make_progress() const;
 };

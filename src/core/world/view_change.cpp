@@ -34,13 +34,29 @@ void ViewChange::act(const membership::Freeze& action) {
   note_evidence();
   take_what_has_come();
   give_up_the_gone();
+  for (const auto& [id, comm] : participants_) comm->stop();
+  freezing_epoch_ = action.epoch;
+  // Nearly always nobody posts, or a chunk is copied to its end.
+  const Deadline limit = Deadline::after_ms(1);
+  do {
+    check_still();
+  } while (is_freezing() && !limit.expired());
+}
+
+void ViewChange::check_still() {
+  if (!is_freezing()) return;
+  for (const auto& [id, comm] : participants_) {
+    comm->stop();  // also one that is new
+    if (!comm->is_still()) return;
+  }
   std::vector<membership::ChannelState> channels;
   for (const auto& [id, comm] : participants_) comm->freeze(&channels);
-  quiet_epoch_ = action.epoch;
+  const uint64_t epoch = std::exchange(freezing_epoch_, 0);
+  quiet_epoch_ = epoch;
   ask_for_quiet();
   times_.frozen_ns = now_ns();
   times_.agreed_ns = 0;
-  membership_.on_frozen(action.epoch, std::move(channels));
+  membership_.on_frozen(epoch, std::move(channels));
 }
 
 // Evidence long before a change was of something else.
@@ -63,7 +79,7 @@ void ViewChange::take_what_has_come() {
   }
 }
 
-// A freeze waits for threads that post, and they must not wait for members that are gone.
+// A thread that posts to one that is gone goes on at once.
 void ViewChange::give_up_the_gone() {
   if (!peers_.network().active()) return;
   for (uint32_t slot = 0; slot < peers_.count(); ++slot) {
@@ -246,6 +262,7 @@ void ViewChange::drain() {
 }
 
 void ViewChange::commit() {
+  freezing_epoch_ = 0;
   times_.committed_ns = now_ns();
   catch_up_items_.clear();
   catch_up_pending_ = false;

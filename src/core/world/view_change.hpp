@@ -51,6 +51,9 @@ class ViewChange {
   // The peer has taken a renewed window.
   void note_taken(uint32_t slot, uint64_t window, uint32_t generation);
   void check_fences();
+  // Goes on with the freeze once nothing of this rank posts any more. Membership gives this rank up where that lasts.
+  void check_still();
+  bool is_freezing() const { return freezing_epoch_ != 0; }
   // Goes on with what waits for data to land.
   void drain();
   // Prepare waits for that.
@@ -85,6 +88,8 @@ class ViewChange {
   Joiners& joiners_;
   WorldWindows& windows_;
   DyingPeers dying_;
+
+  uint64_t freezing_epoch_ = 0;  // a freeze waits for those who post; 0: none does
 
   // The items that are asked for, and which (comm, channel) have come up to which seq.
   std::vector<membership::CatchUpItem> catch_up_items_;

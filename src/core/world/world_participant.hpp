@@ -55,7 +55,11 @@ class WorldParticipant {
   virtual bool is_replicated(uint64_t channel) const = 0;
   // Channels with what is done now; freezes nothing.
   virtual void describe(std::vector<membership::ChannelState>* channels) const = 0;
-  // Freezes all channels and says what was done and entered.
+  // Freezes all channels; any number of times.
+  virtual void stop() = 0;
+  // After that: whether nothing of this rank posts any more, a thread or a kernel.
+  virtual bool is_still() const = 0;
+  // Once it is: what was done and entered.
   virtual void freeze(std::vector<membership::ChannelState>* channels) = 0;
   // While frozen: whether this rank holds all that operation seq needs.
   virtual bool holds(uint64_t channel, uint64_t seq) = 0;

@@ -16,9 +16,8 @@
 namespace mep::tcp {
 namespace {
 
-constexpr size_t kCopyBytes = 4096;                    // a put up to here is copied
-constexpr size_t kSendNowBytes = size_t{128} << 10;    // more than this does not wait for a signal
-constexpr size_t kMaxQueuedBytes = size_t{256} << 20;  // more than this blocks
+constexpr size_t kCopyBytes = 4096;                  // a put up to here is copied
+constexpr size_t kSendNowBytes = size_t{128} << 10;  // more than this does not wait for a signal
 // For what is received; below the size from which malloc maps memory by itself, peer by peer.
 constexpr size_t kBufferBytes = size_t{96} << 10;
 constexpr size_t kDirectBytes = 4096;  // more than this lands without the buffer
@@ -34,6 +33,8 @@ bool is_retry(int error) {
 }
 
 }  // namespace
+
+size_t max_queued_bytes = size_t{256} << 20;
 
 // --- Windows --------------------------------------------------------------------------------------
 
@@ -212,10 +213,10 @@ void TcpPeer::queue_put(uint64_t token, uint64_t offset, const std::byte* from, 
 
 // Under out_mutex_.
 mep_result_t TcpPeer::check_room() {
-  if (queue_.bytes() <= kMaxQueuedBytes) return MEP_SUCCESS;
+  if (queue_.bytes() <= max_queued_bytes) return MEP_SUCCESS;
   send_queued();
   MEP_TRY(check_up());
-  return queue_.bytes() <= kMaxQueuedBytes ? MEP_SUCCESS : kWouldBlock;
+  return queue_.bytes() <= max_queued_bytes ? MEP_SUCCESS : kWouldBlock;
 }
 
 mep_result_t TcpPeer::put(uint64_t token, uint64_t offset, const void* local, size_t bytes) {

@@ -57,6 +57,9 @@ class PeerEvents {
   virtual void peer_unblocked(uint32_t slot, int socket) = 0;
 };
 
+// A post to a peer for which more than this waits to be sent finds the queue full. Tests lower it, while there is no world.
+extern size_t max_queued_bytes;
+
 class TcpPeer {
  public:
   enum class State : uint8_t { kConnecting, kUp, kGivenUp, kFailed, kFenced };
