@@ -1,5 +1,7 @@
 // labels: quick
 // Alone finds: a process that is taken for dead while one of its threads still runs. Under a second.
+#include <dirent.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
@@ -10,12 +12,59 @@
 
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <string_view>
 #include <thread>
 #include <vector>
 
 #include "base/process_end.hpp"
 #include "support/cmocka_cpp.hpp"
+
+namespace {
+
+// Fails one of the calls by which a look reads /proc. Armed by the test's only thread.
+struct Fault {
+  bool is_armed = false;
+  int after = 0;  // calls that go well before
+  int error = 0;
+  bool has_struck = false;
+
+  bool strikes() {
+    if (!is_armed || has_struck || after-- != 0) return false;
+    has_struck = true;
+    errno = error;
+    return true;
+  }
+} fault;
+
+template <typename Function>
+Function* next_of(const char* name) {
+  return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
+}
+
+}  // namespace
+
+// The library's calls come here, under the names that 64-bit offsets give.
+#pragma GCC visibility push(default)
+extern "C" {
+DIR* opendir(const char* path) {
+  static auto* const next = next_of<DIR*(const char*)>("opendir");
+  return fault.strikes() ? nullptr : next(path);
+}
+dirent* readdir(DIR* folder) {
+  static auto* const next = next_of<dirent*(DIR*)>("readdir64");
+  return fault.strikes() ? nullptr : next(folder);
+}
+int open(const char* path, int flags, ...) {
+  static auto* const next = next_of<int(const char*, int, ...)>("open64");
+  return fault.strikes() ? -1 : next(path, flags, 0);
+}
+ssize_t read(int fd, void* to, size_t bytes) {
+  static auto* const next = next_of<ssize_t(int, void*, size_t)>("read");
+  return fault.strikes() ? -1 : next(fd, to, bytes);
+}
+}
+#pragma GCC visibility pop
 
 namespace {
 
@@ -139,6 +188,25 @@ void look_without_descriptors_says_nothing(void**) {
   }
 }
 
+// Each call of a look fails once, with each error: a living process has not ended.
+void look_that_fails_says_nothing(void**) {
+  const Process process({"mep-a"});
+  int calls = 0;
+  for (const int error : {EMFILE, ENFILE, ENOMEM, EACCES, EPERM, EIO, EINTR, EAGAIN, ENOENT, ESRCH,
+                          ENOTDIR, ELOOP, EBADF, EFAULT, EINVAL}) {
+    for (int after = 0;; ++after) {
+      fault = {true, after, error};
+      const bool has_ended = mep::all_threads_exit(process.pid());
+      fault.is_armed = false;
+      assert_false(has_ended);
+      if (!fault.has_struck) break;
+      ++calls;
+    }
+  }
+  print_message("%d faults\n", calls);
+  assert_true(calls >= 15 * 4);  // opendir, readdir, open, read
+}
+
 void process_that_is_not_there_says_nothing(void**) {
   assert_false(mep::all_threads_exit(0x3fffffff));
   assert_int_equal(count(mep::open_thread_pidfds(0x3fffffff, kNames)), 0);
@@ -153,6 +221,7 @@ int main() {
       cmocka_unit_test(end_of_a_thread_is_no_end_of_the_process),
       cmocka_unit_test(killed_process_has_ended),
       cmocka_unit_test(look_without_descriptors_says_nothing),
+      cmocka_unit_test(look_that_fails_says_nothing),
       cmocka_unit_test(process_that_is_not_there_says_nothing),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
