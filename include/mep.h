@@ -1075,7 +1075,8 @@ MEP_API mep_result_t mep_ep_attach(mep_comm_t comm, const mep_ep_config_t* confi
 
 /* A handle holds the routing of one dispatch (token, k, place) for its combine. Local; the address is
  * fixed. One handle is used by one thread at a time; buffers of one EP object may be in flight at
- * once. Destroy: MEP_ERR_BUSY while its dispatch or combine has been sent but not received. 0.1 */
+ * once. Destroy: MEP_ERR_BUSY while its dispatch or combine has been sent but not received; a change of the membership
+ * ends that too. 0.1 */
 MEP_API mep_result_t mep_ep_handle_create(mep_ep_t ep, uint32_t buffer, mep_ep_handle_t* handle);
 MEP_API mep_result_t mep_ep_handle_destroy(mep_ep_handle_t handle);
 
@@ -1137,7 +1138,8 @@ enum { MEP_DISPATCH_REPLAY = 1u << 0 };
 
 /* High throughput, in a call that sends and is no replay: tells recv_count, recv_count_host, recv_total and
  * token_range, and looks at nothing else of the struct. A call of the handle with send
- * NULL, without this flag, receives the rows, into memory that is made by then, and says how the dispatch ended. x and
+ * NULL, without this flag, receives the rows, into memory that is made by then, and says how the dispatch ended. Until
+ * then another dispatch on the buffer and the end of the handle are MEP_ERR_BUSY. x and
  * x_scales stay as they are until then: GPUs send their rows by that call. They write pinned memory here as soon as all
  * counts have come. 0.2 */
 enum { MEP_DISPATCH_ROWS_LATER = 1u << 0 };
@@ -1251,7 +1253,8 @@ static inline void mep_combine_receive_defaults(mep_combine_receive_t* receive) 
  * of them have each local expert, rounded up to expert_alignment.
  * Expanded: a row is there once for each of its local experts. The groups of the experts follow each other in
  * ascending order, recv_count rows each, in the order of source rank, then token; what rounds a group up is zeros.
- * Errors: MEP_ERR_BUSY (the buffer's last dispatch or combine was not received), MEP_ERR_THREAD (another thread is
+ * Errors: MEP_ERR_BUSY (the buffer's last dispatch or combine was not received: rows that MEP_DISPATCH_ROWS_LATER left or
+ * that met MEP_ERR_CAPACITY neither, until the membership changes), MEP_ERR_THREAD (another thread is
  * inside a call on the buffer), MEP_ERR_INVALID_ARGUMENT (an expert out of range or twice in a row: names
  * token and value, and nothing was sent; nothing was sent that could be received), MEP_ERR_CAPACITY (call
  * again with more room and send NULL), and those of collectives. It is a personal operation: with a rank gone

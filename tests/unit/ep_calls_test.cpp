@@ -361,6 +361,43 @@ void busy_buffers(void**) {
   report.require_clean();
 }
 
+// Rows that a call has left, because they come later or for want of room, are lost by no other call.
+void rows_left(void**) {
+  Report report;
+  with_rank_threads(2, patient_config(0), report, [](int, mep_comm_t comm, Report& findings) {
+    for (const mep_ep_layout_t layout : {MEP_EP_HIGH_THROUGHPUT, MEP_EP_EXPANDED}) {
+      mep_ep_config_t config = small_config();
+      config.layout = layout;
+      Caller caller(comm, config, findings);
+      mep_ep_handle_t other = nullptr;
+      COLL_OK(findings, mep_ep_handle_create(caller.ep, 0, &other));
+      std::vector<uint16_t> rows(64 * 16);
+      for (const bool is_early : {true, false}) {
+        int64_t total = 0;
+        mep_dispatch_receive_t first;
+        mep_dispatch_receive_defaults(&first);
+        first.recv_total = &total;
+        if (is_early) first.flags = MEP_DISPATCH_ROWS_LATER;
+        if (!is_early) first.recv_x = rows.data();
+        if (!is_early) first.recv_capacity = 1;
+        COLL_EXPECT(findings, is_early ? MEP_SUCCESS : MEP_ERR_CAPACITY,
+                    mep_dispatch(caller.handle, &caller.input, &first, nullptr));
+        EXPECT_REFUSED(findings, MEP_ERR_BUSY, "receive it first",
+                       caller.run_dispatch(Halves::kBoth));
+        EXPECT_REFUSED(findings, MEP_ERR_BUSY, "receive it first",
+                       mep_dispatch(other, &caller.input, &caller.output, nullptr));
+        EXPECT_REFUSED(findings, MEP_ERR_BUSY, "receive it first",
+                       mep_ep_handle_destroy(caller.handle));
+        COLL_OK(findings, caller.run_dispatch(Halves::kReceive));
+        COLL_CHECK(findings, total > 0 || !is_early);
+      }
+      COLL_OK(findings, caller.run_combine(Halves::kBoth));
+      COLL_OK(findings, mep_ep_handle_destroy(other));
+    }
+  });
+  report.require_clean();
+}
+
 void small_receive_memory(void**) {
   Report report;
   with_rank_threads(2, patient_config(0), report, [](int, mep_comm_t comm, Report& findings) {
@@ -527,12 +564,17 @@ void windows_beyond_the_memory_are_warned_of(void**) {
 int main(int argc, char** argv) {
   setenv("MEP_LOG", "warn", 1);
   read_arguments(argc, argv);
-  const CMUnitTest tests[] = {
-      cmocka_unit_test(bad_configs),    cmocka_unit_test(disagreements),
-      cmocka_unit_test(bad_dispatches), cmocka_unit_test(statuses_of_any_size),
-      cmocka_unit_test(busy_buffers),   cmocka_unit_test(small_receive_memory),
+  const CMUnitTest tests[] = {cmocka_unit_test(bad_configs),
+                              cmocka_unit_test(disagreements),
+                              cmocka_unit_test(bad_dispatches),
+                              cmocka_unit_test(statuses_of_any_size),
+                              cmocka_unit_test(busy_buffers),
+                              cmocka_unit_test(rows_left),
+                              cmocka_unit_test(small_receive_memory),
 
-      cmocka_unit_test(expert_maps),    cmocka_unit_test(forgotten_combine),
-      cmocka_unit_test(wrap_around),    cmocka_unit_test(windows_beyond_the_memory_are_warned_of)};
+                              cmocka_unit_test(expert_maps),
+                              cmocka_unit_test(forgotten_combine),
+                              cmocka_unit_test(wrap_around),
+                              cmocka_unit_test(windows_beyond_the_memory_are_warned_of)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

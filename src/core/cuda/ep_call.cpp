@@ -38,7 +38,9 @@ mep_result_t check_ranges(const mep_range_t* ranges, const char* name) {
 }  // namespace
 
 mep_result_t EpCallState::busy() const {
-  return fail(MEP_ERR_BUSY, "the buffer's last %s was not received",
+  return fail(MEP_ERR_BUSY,
+              "the buffer's last %s was not received: receive it first, by a call with its handle "
+              "and send NULL",
               stage == EpStage::kDispatching ? "dispatch" : "combine");
 }
 

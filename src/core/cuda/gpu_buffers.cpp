@@ -261,7 +261,9 @@ mep_result_t GpuBuffers::end_handle(EpHandle& handle) {
   Buffer& buffer = buffers_[handle.buffer];
   if (buffer.calls.current == &handle) {
     if (buffer.calls.is_sent() && !is_over(buffer)) {
-      return fail(MEP_ERR_BUSY, "an operation of the handle was sent and has not been received");
+      return fail(MEP_ERR_BUSY,
+                  "an operation of the handle was sent and has not been received: receive "
+                  "it first, by a call with send NULL");
     }
     buffer.calls.reset();
   }

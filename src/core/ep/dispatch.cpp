@@ -58,7 +58,9 @@ mep_result_t EpBuffer::check_dispatch(const EpHandle& handle, const mep_dispatch
 mep_result_t EpBuffer::begin_dispatch(EpHandle& handle, const mep_dispatch_send_t& input,
                                       const ExpertMap* map) {
   if (in_flight()) {
-    return fail(MEP_ERR_BUSY, "the buffer's last %s was not received",
+    return fail(MEP_ERR_BUSY,
+                "the buffer's last %s was not received: receive it first, by a call with its "
+                "handle and send NULL",
                 stage_ == Stage::kDispatching ? "dispatch" : "combine");
   }
   Reports::Report told;

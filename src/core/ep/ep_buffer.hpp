@@ -86,7 +86,8 @@ class EpBuffer {
   // The memory that fill_view() showed; the buffer can only be destroyed then.
   std::shared_ptr<const void> take_memory();
   std::byte* combine_out() const { return windows_.data() + layout_.combine_out(0); }
-  // An operation was sent and has not been received; the end of its epoch or world ends it too.
+  // An operation was sent and has not been received, also where all of it is here; the end of its epoch or world ends
+  // it too.
   bool in_flight();
   bool uses(const EpHandle& handle) const { return current_ == &handle; }
   // Operations that were not refused.

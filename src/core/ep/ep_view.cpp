@@ -95,7 +95,11 @@ mep_result_t EpBuffer::adopt(const Decision& decision) {
 }
 
 bool EpBuffer::in_flight() {
-  return has_operation() && !op_.finished && !engine_.look(&op_, [] { return false; });
+  if (!has_operation()) return false;
+  if (!op_.finished) return !engine_.look(&op_, [] { return false; });
+  // Its rows have come and were not received.
+  return !is_error(op_.result) && engine_.in_epoch(op_.epoch) &&
+         comm_.world().terminal_result() == MEP_SUCCESS;
 }
 
 // The world has ended for this rank.

@@ -82,7 +82,9 @@ bool HostBuffers::in_flight() {
 mep_result_t HostBuffers::end_handle(EpHandle& handle) {
   EpBuffer& buffer = at(handle.buffer);
   if (buffer.uses(handle) && buffer.in_flight()) {
-    return fail(MEP_ERR_BUSY, "an operation of the handle was sent and has not been received");
+    return fail(MEP_ERR_BUSY,
+                "an operation of the handle was sent and has not been received: receive "
+                "it first, by a call with send NULL");
   }
   buffer.forget(handle);
   return MEP_SUCCESS;
