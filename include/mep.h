@@ -743,6 +743,7 @@ MEP_API mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests,
  *   - one that has waited longer than the timeout ends with MEP_ERR_TIMEOUT, and then all further ones with that
  *     rank that way do, on both ranks, but for GPUs that post to queues. mep_comm_revoke does not end those that wait on
  *     GPUs that map each other.
+ * MEP_IN_PLACE is no buffer of a message: MEP_ERR_INVALID_ARGUMENT.
  * Errors of all: MEP_ERR_PEER_FAILED, MEP_ERR_PEER_LEFT, MEP_ERR_TIMEOUT, MEP_ERR_NO_QUORUM, MEP_ERR_EVICTED,
  * MEP_ERR_REVOKED, MEP_ERR_ABORTED, MEP_ERR_NO_MEMORY, MEP_ERR_THREAD (another thread is inside a call on this
  * comm).

@@ -1,5 +1,7 @@
 // labels: quick threads tsan asan
 // Groups of calls, messages on several comms, and arguments that are refused.
+#include <cstring>
+
 #include "protocol/types.hpp"
 #include "support/message_ranks.hpp"
 
@@ -327,6 +329,17 @@ void refused_calls(mep_comm_t comm, Report& found) {
   }
   REFUSED(mep_send(nullptr, 1, MEP_UINT8, 0, 0, comm, nullptr));
   REFUSED(mep_recv(nullptr, 1, MEP_UINT8, 0, 0, comm, nullptr, nullptr));
+  void* const mark = MEP_IN_PLACE;  // NOLINT(performance-no-int-to-ptr): the header's, for C
+  REFUSED(mep_isend(mark, 1, MEP_UINT8, 0, 0, comm, nullptr, &request));
+  REFUSED(mep_irecv(mark, 1, MEP_UINT8, 0, 0, comm, nullptr, nullptr, &request));
+  REFUSED(mep_send(mark, 0, MEP_UINT8, 0, 0, comm, nullptr));
+  REFUSED(mep_recv(mark, 1, MEP_UINT8, 0, 0, comm, nullptr, nullptr));
+  for (const bool is_send : {true, false}) {
+    REFUSED(mep_sendrecv(is_send ? mark : &byte, 1, 0, 0, is_send ? &byte : mark, 1, 0, 0,
+                         MEP_UINT8, comm, nullptr, nullptr));
+    COLL_CHECK(found, std::strstr(mep_last_error(), is_send ? "of a send is MEP_IN_PLACE"
+                                                            : "of a receive is MEP_IN_PLACE"));
+  }
   REFUSED(mep_send(&byte, too_many, MEP_INT64, 0, 0, comm, nullptr));
   COLL_EXPECT(found, MEP_ERR_UNSUPPORTED, mep_send(&byte, 1, MEP_UINT8, 0, 0, comm, &on_no_stream));
   COLL_EXPECT(found, MEP_ERR_UNSUPPORTED,

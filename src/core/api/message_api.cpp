@@ -4,6 +4,7 @@
 
 #include "base/memory_range.hpp"
 #include "base/request_event.hpp"
+#include "core/api/collective_call.hpp"
 #include "core/api/group.hpp"
 #include "core/api/requests.hpp"
 
@@ -40,6 +41,13 @@ mep_result_t check_tag(int32_t tag, bool may_be_any) {
               may_be_any ? ", or MEP_ANY_TAG" : "");
 }
 
+mep_result_t check_address(const MessageCall& call) {
+  if (!is_in_place_mark(call.is_send ? call.from : call.to)) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT,
+              "the buffer of a %s is MEP_IN_PLACE, which has no meaning there; give an address",
+              call.is_send ? "send" : "receive");
+}
+
 mep_result_t check_call(mep_comm_t comm, const MessageCall& call) {
   MEP_TRY(check_peer(*comm->comm, call.is_send ? "dest" : "source", call.peer, !call.is_send));
   MEP_TRY(check_tag(call.tag, !call.is_send));
@@ -48,6 +56,7 @@ mep_result_t check_call(mep_comm_t comm, const MessageCall& call) {
   if (call.count > (SIZE_MAX / 4) / element) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "count %zu is too large", call.count);
   }
+  MEP_TRY(check_address(call));
   const void* const buffer = call.is_send ? call.from : call.to;
   if (call.count != 0 && buffer == nullptr) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "the buffer is NULL, but count is %zu", call.count);
@@ -347,6 +356,7 @@ mep_result_t mep_sendrecv(const void* sendbuf, size_t sendcount, int32_t dest, i
   const mep::MessageCall calls[2] = {
       mep::sending(sendbuf, sendcount, dtype, dest, sendtag),
       mep::receiving(recvbuf, recvcount, dtype, source, recvtag, message)};
+  for (const mep::MessageCall& call : calls) MEP_TRY(mep::check_address(call));
   if (mep::buffers_overlap(calls[0], calls[1])) {
     return mep::fail(MEP_ERR_INVALID_ARGUMENT, "sendbuf and recvbuf overlap");
   }
