@@ -195,7 +195,9 @@ constexpr EnvVariable kTable[] = {
      "NAME[:NTH]=kill or =stop: what the process does to itself at that point"},
     // Log and error output.
     {"MEP_LOG", "warn", "error, warn, info or debug"},
-    {"MEP_LOG_FILE", "", "file that log lines are appended to; default stderr"},
+    {"MEP_LOG_FILE", "",
+     "file that log lines are appended to; %r is the rank where MEP_RANK or the launcher says it, "
+     "%p the pid, %% a percent sign; default stderr"},
     // Counters.
     {"MEP_METRICS_FILE", "",
      "file that each rank writes its counters to, in Prometheus' text format; %r is the rank, %p "

@@ -16,12 +16,15 @@
 #include <cstring>
 #include <ctime>
 #include <exception>
+#include <limits>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "base/env.hpp"
 #include "base/fork_hold.hpp"
+#include "base/rank_path.hpp"
 #include "base/status.hpp"
 
 namespace mep {
@@ -144,10 +147,30 @@ void read_level(LogSettings* settings) {
   complain(*settings, "MEP_LOG=%s is not error, warn, info or debug; using warn", text.c_str());
 }
 
+LogRankFinder rank_finder = nullptr;
+
+std::optional<uint32_t> rank_of_process() {
+  constexpr uint64_t kMost = std::numeric_limits<int32_t>::max();
+  uint64_t told = 0;
+  bool is_set = false;
+  if (is_error(env_uint("MEP_RANK", 0, kMost, &told, &is_set))) return std::nullopt;
+  if (is_set) return static_cast<uint32_t>(told);
+  uint32_t found = 0;
+  if (rank_finder == nullptr || !rank_finder(&found)) return std::nullopt;
+  return found;
+}
+
 void open_file(LogSettings* settings) {
+  const KeepErrorText kept;
+  std::string pattern;
   std::string path;
   bool is_set = false;
-  if (is_error(env_string("MEP_LOG_FILE", &path, &is_set)) || !is_set) return;
+  if (is_error(env_string("MEP_LOG_FILE", &pattern, &is_set)) || !is_set) return;
+  const std::optional<uint32_t> rank = rank_of_process();
+  if (is_error(rank_path("MEP_LOG_FILE", pattern, rank, true, &path))) {
+    complain(*settings, "%s; logging to stderr", last_error_text());
+    return;
+  }
   // Nonblocking: a FIFO that nobody reads is no file, and lines that find one full are lost.
   constexpr int kFlags = O_CREAT | O_APPEND | O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
   int descriptor = open(path.c_str(), O_WRONLY | kFlags, 0644);
@@ -229,6 +252,10 @@ mep_result_t set_log_callback(LogCallback callback, void* user) {
 
 void log_to_descriptor(int descriptor, const char* line) {
   write_line(descriptor, line, std::strlen(line));
+}
+
+void set_log_rank_finder(LogRankFinder finder) {
+  rank_finder = finder;
 }
 
 void set_log_rank(int rank) {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/log.hpp"
+#include "base/status.hpp"
 #include "base/stranger_log.hpp"
 #include "mep.h"
 #include "support/cmocka_cpp.hpp"
@@ -228,6 +229,57 @@ void unusable_file_falls_back_to_stderr(void**) {
   assert_true(text.find("mep error: still seen\n") != std::string::npos);
 }
 
+// Each rank has a file of its own where its number is known.
+void file_is_named_by_rank_and_process(void**) {
+  char folder[] = "/tmp/mep-log-XXXXXX";
+  assert_non_null(mkdtemp(folder));
+  const struct {
+    const char* variable;
+    const char* size;
+    const char* rank;
+  } sources[] = {{"MEP_RANK", "MEP_SIZE", "3"},
+                 {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "4"},
+                 {"PMI_RANK", "PMI_SIZE", "5"}};
+  const std::string path = std::string(folder) + "/a%%b-%r-%p";
+  for (const auto& source : sources) {
+    pid_t writer = 0;
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    const std::string errors = stderr_of("error", path.c_str(), [&] {
+      setenv(source.variable, source.rank, 1);
+      setenv(source.size, "8", 1);
+      mep::log(LogLevel::kError, "of rank %s", source.rank);
+      const pid_t own = getpid();
+      if (write(ends[1], &own, sizeof own) != sizeof own) _exit(1);
+    });
+    assert_int_equal(read(ends[0], &writer, sizeof writer), sizeof writer);
+    close(ends[0]);
+    close(ends[1]);
+    assert_string_equal(errors.c_str(), "");
+    const std::string file =
+        std::string(folder) + "/a%b-" + source.rank + "-" + std::to_string(writer);
+    assert_int_equal(unlink(file.c_str()), 0);
+  }
+  assert_int_equal(rmdir(folder), 0);
+}
+
+void file_that_cannot_be_named_is_refused(void**) {
+  const struct {
+    const char* path;
+    const char* text;
+  } cases[] = {{"/tmp/mep-%r", "MEP_LOG_FILE=/tmp/mep-%r has %r, but neither MEP_RANK nor"},
+               {"/tmp/mep-%d", "MEP_LOG_FILE=/tmp/mep-%d has a % that is not %r, %p or %%"}};
+  for (const auto& each : cases) {
+    const std::string text = stderr_of("error", each.path, [] {
+      mep::fail(MEP_ERR_SYSTEM, "kept");
+      mep::log(LogLevel::kError, "still seen");
+      if (std::string(mep_last_error()) != "kept") _exit(1);
+    });
+    assert_true(text.find(each.text) != std::string::npos);
+    assert_true(text.find("mep error: still seen\n") != std::string::npos);
+  }
+}
+
 void fifo_blocks_nobody(void**) {
   char folder[] = "/tmp/mep-log-XXXXXX";
   assert_non_null(mkdtemp(folder));
@@ -294,6 +346,8 @@ int main() {
       cmocka_unit_test(callback_takes_lines),
       cmocka_unit_test(callback_is_over_when_replaced),
       cmocka_unit_test(unusable_file_falls_back_to_stderr),
+      cmocka_unit_test(file_is_named_by_rank_and_process),
+      cmocka_unit_test(file_that_cannot_be_named_is_refused),
       cmocka_unit_test(fifo_blocks_nobody),
       cmocka_unit_test(strangers_have_one_line_a_minute),
   };

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/env.hpp"
+#include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/bootstrap/hello.hpp"
 
@@ -147,6 +148,18 @@ bool in_slurm_step() {
   if (out->job.size() > kMaxJobBytes) out->job.resize(kMaxJobBytes);
   return find_torch_rendezvous(size, out);
 }
+
+bool find_launched_rank(uint32_t* rank) {
+  LauncherPlace place;
+  if (is_error(read_launcher_environment(&place)) || !place.found) return false;
+  *rank = static_cast<uint32_t>(place.rank);
+  return true;
+}
+
+[[maybe_unused]] const bool kTellsLog = [] {
+  set_log_rank_finder(find_launched_rank);
+  return true;
+}();
 
 }  // namespace
 
