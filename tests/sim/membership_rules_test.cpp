@@ -212,6 +212,8 @@ void of_a_broken_pair_the_higher_goes(void**) {
   lab.run_for(100'000);
   assert_int_equal(lab.ranks[0].machine->view().members.count(), 2);
   assert_false(lab.ranks[0].machine->view().members.has(2));
+  // It was heard all along.
+  assert_true(lab.ranks[0].installed[0].decision->removed[0].reason == RemovalReason::kCutOff);
   assert_true(lab.ranks[2].evicted_us != 0);
 }
 

@@ -89,15 +89,22 @@ ProposalPtr Membership::highest_accepted(const SlotSet& live) const {
 RemovalReason Membership::removal_reason(uint32_t slot, const SlotSet& live) const {
   RemovalReason reason = peers_[slot].reason;
   if (reason == RemovalReason::kLeft || reason == RemovalReason::kGaveUp) return reason;
+  bool is_cut_off = false;
+  bool is_silent = false;
   live.each([&](uint32_t by) {
     const Row* row = usable_row(by);
     if (row == nullptr) return;
+    is_cut_off = is_cut_off || row->link_down.has(slot);
+    is_silent = is_silent || row->silent.has(slot);
     if (row->left.has(slot)) reason = RemovalReason::kLeft;
     if (row->gave_up.has(slot)) reason = RemovalReason::kGaveUp;
     if (reason != RemovalReason::kUnreachable) return;
     if (row->dead.has(slot)) reason = RemovalReason::kDied;
     if (row->evict.has(slot)) reason = RemovalReason::kEvicted;
   });
+  if (reason == RemovalReason::kUnreachable && is_cut_off && !is_silent) {
+    reason = RemovalReason::kCutOff;
+  }
   return reason;
 }
 

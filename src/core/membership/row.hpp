@@ -101,9 +101,10 @@ enum class RemovalReason : uint8_t {
   kDied = 1,         // confirmed through its pidfd, or by a member on its host
   kLeft = 2,         // its own statement
   kGaveUp = 3,       // its own statement: no quorum, no memory, or aborted
-  kUnreachable = 4,  // connections or heartbeats, not confirmed
+  kUnreachable = 4,  // heartbeats, not confirmed
   kEvicted = 5,      // asked for by a member
   kStalled = 6,      // lives, but did not answer a view change
+  kCutOff = 7,       // connections alone, not confirmed
 };
 
 struct Removal {

@@ -199,7 +199,7 @@ bool read_removal(Reader& in, Removal* removal) {
   uint8_t reason = 0;
   if (!in.slot(&removal->slot, false) || !in.number(&removal->incarnation) || !in.number(&reason))
     return false;
-  if (reason < 1 || reason > static_cast<uint8_t>(RemovalReason::kStalled))
+  if (reason < 1 || reason > static_cast<uint8_t>(RemovalReason::kCutOff))
     return in.fail("unknown reason of a removal");
   removal->reason = static_cast<RemovalReason>(reason);
   return in.text(&removal->text);

@@ -26,6 +26,9 @@ const char* removal_text(membership::RemovalReason reason) {
       return "it could not be reached or was silent for too long (MEP_SUSPECT_MS)";
     case membership::RemovalReason::kEvicted:
       return "it was evicted";
+    case membership::RemovalReason::kCutOff:
+      return "connections to it were closed or reset: its process or host ended, or the network "
+             "between dropped them, a firewall say";
     case membership::RemovalReason::kStalled:
       return "it did not answer";
   }

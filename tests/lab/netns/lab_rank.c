@@ -2,7 +2,7 @@
  *
  * Each rank puts in the bit of its rank, so the sum names who took part. Lines on standard output:
  *   sees MASK      an allreduce succeeded, with another MASK than the one before
- *   error NAME     an operation failed with this code for the first time since the last success
+ *   error NAME: TEXT  an operation failed with this code for the first time since the last success
  *   ended NAME     this rank's world is over
  *   left           everybody was told to stop, and this rank left in order
  * The file LAB_STOP of the environment ends the job once any rank finds it. */
@@ -51,7 +51,7 @@ int main(void) {
       return 0;
     }
     if (result != MEP_SUCCESS) {
-      if (result != failing) printf("error %s\n", mep_result_string(result));
+      if (result != failing) printf("error %s: %s\n", mep_result_string(result), mep_last_error());
       failing = result;
       continue;
     }

@@ -96,6 +96,12 @@ class Network:
         while run("ip", "-n", self.router, "rule", "del", "blackhole", check=False).returncode == 0:
             pass
 
+    def reset(self, one, other):
+        """Ends all connections of `one` with `other`, as a firewall does that forgets them."""
+        result = run("ip", "netns", "exec", self.name(one), "ss", "-K", "dst", self.subnet(other), check=False)
+        if result.returncode != 0 or "tcp" not in result.stdout:
+            raise Skip(f"this kernel ends no connections (INET_DIAG_DESTROY): {result.stderr.strip()}")
+
     def netem(self, *words):
         for host in self.hosts:
             result = run("tc", "-n", self.router, "qdisc", "replace", "dev", f"to-{host}", "root",
@@ -386,12 +392,26 @@ class Lab:
         finally:
             job.close()
 
+    def case_a_reset_is_told(self):
+        job = self.job(("a", 3), ("b", 2))
+        try:
+            job.await_mask(range(5), 0x1f)
+            self.network.reset("a", "b")
+            job.await_mask(range(3), 0x7)
+            job.await_lines([3, 4], "ended ", 90)
+            for rank in range(3):
+                if not any("were closed or reset" in line for line in job.said[rank] if line.startswith("error")):
+                    raise Failure(f"rank {rank} has another reason\n{job.report()}")
+            job.stop(range(3))
+        finally:
+            job.close()
+
     def case_delay_and_loss(self):
         self.network.netem("delay", "1ms", "loss", "1%")
         self.perf("allreduce", "-e", "64K", "-f", "32", "-i", "10")
 
 
-SLICE = ["a_killed_rank_is_left_out", "a_host_is_cut_off", "a_joiner_comes_from_another_host"]
+SLICE = ["a_killed_rank_is_left_out", "a_host_is_cut_off", "a_reset_is_told", "a_joiner_comes_from_another_host"]
 
 
 def obstacle():
