@@ -908,8 +908,8 @@ MEP_API mep_result_t mep_recover_ranks(mep_comm_t world, const int32_t* ranks, i
                                        uint32_t timeout_ms, int32_t* admitted);
 
 /* Grows the world by `count` ranks, up to max_size; else as mep_recover_ranks. Returns a new comm over
- * the grown world; the old one stays as it is, but from then on mep_recover_ranks, mep_comm_grow and
- * automatic recovery need the new one. On GPUs it has this rank's, and all must have one: else MEP_ERR_MISMATCH.
+ * the grown world. The old one goes on with the ranks that it has: a rank that is admitted later, a replacement too, is
+ * no member of it. mep_recover_ranks, mep_comm_grow and automatic recovery need the new one from then on. On GPUs it has this rank's, and all must have one: else MEP_ERR_MISMATCH.
  * Errors: also MEP_ERR_INVALID_ARGUMENT (no room below
  * max_size), MEP_ERR_NO_MEMORY (on all members, if one of them cannot make its part of the new comm).
  * After an error those that were admitted leave again, their mep_comm_join fails; the call returns when
@@ -928,8 +928,8 @@ MEP_API mep_result_t mep_comm_join(const mep_comm_config_t* config, mep_comm_t* 
 
 /* The joiner's side of a comm made by mep_comm_split: attaches by its name, the default one or what
  * mep_comm_set_name gave it. A comm ends with the last of its members that was there before: joiners
- * that are admitted together afterwards have it no more. Errors: MEP_ERR_NOT_FOUND (this rank is no
- * member of such a comm, or it has ended so). 0.1 */
+ * that are admitted together afterwards have it no more. A joiner of a grown world (mep_comm_grow) is no member of the
+ * world before. Errors: MEP_ERR_NOT_FOUND (this rank is no member of such a comm, or it has ended so). 0.1 */
 MEP_API mep_result_t mep_comm_attach(mep_comm_t world, const char* name, mep_comm_t* comm);
 /* At most MEP_MAX_NAME_BYTES; the same on all members. Default: "world", and "PARENT/k.COLOR" for the k-th
  * split of PARENT. Local; any thread. *name is valid until the comm is destroyed and never changes:

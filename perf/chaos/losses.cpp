@@ -46,7 +46,7 @@ void Generator::die_in_cycles() {
   add_call_step(kWorld);
 }
 
-// The replacement is no member of the old world, so nothing is called there any more.
+// The replacements are no members of the old world, which shrinks to the survivors.
 void Generator::die_after_growth() {
   has_ep_ = false;
   choose_victims();

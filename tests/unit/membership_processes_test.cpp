@@ -55,16 +55,14 @@ void grow_up_to_max_size(void**) {
   report.require_clean();
 }
 
-// A rank that came by growth dies and is replaced; so is one of the first.
+// A rank that came by growth dies and is replaced; so is one of the first, which the world before the growth goes on
+// without.
 void a_grown_rank_is_replaced(void**) {
   const auto page = JoinJob::shared_page();
   Meeting all(3);
   Report report;
   mep_comm_config_t config = patient_config(0);
   config.max_size = 3;
-  const auto last = [&](int rank, mep_comm_t comm, Report& found) {
-    check_contributors(rank, comm, 0x111, found);
-  };
   const auto replace = [&](int rank, mep_comm_t comm, int32_t victim, Report& found) {
     page->reach(victim);
     meet_failure(comm, found);
@@ -81,6 +79,9 @@ void a_grown_rank_is_replaced(void**) {
     all.pass(found);
     if (rank == 1) die();
     replace(rank, grown, 1, found);
+    meet_failure(comm, found);
+    check_contributors(rank, comm, 0x1, found);
+    COLL_CHECK(found, live_of(comm, found) == 1);
     COLL_OK(found, mep_comm_destroy(grown));
   });
   const size_t first = job.join(-1, [&](int, mep_comm_t, Report&) {
@@ -94,7 +95,11 @@ void a_grown_rank_is_replaced(void**) {
     replace(rank, comm, 1, found);
   });
   job.expect_killed(1);
-  job.join(1, last);
+  job.join(1, [&](int rank, mep_comm_t comm, Report& found) {
+    check_contributors(rank, comm, 0x111, found);
+    mep_comm_t before = nullptr;
+    COLL_EXPECT(found, MEP_ERR_NOT_FOUND, mep_comm_attach(comm, "world", &before));
+  });
   job.expect_clean_end();
   report.require_clean();
 }

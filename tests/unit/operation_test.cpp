@@ -44,7 +44,7 @@ std::shared_ptr<const mep::CommView> whole() {
 
 std::shared_ptr<const mep::CommChange> meaning(const mep::membership::InstallView& change,
                                                uint32_t why) {
-  return mep::make_comm_change(*whole(), change, {1, 2, why}, kSlots, "c");
+  return mep::make_comm_change(*whole(), change, {1, 2, why}, kSlots, "c", true);
 }
 
 void deaths_outweigh_what_else_happened(void**) {
@@ -68,13 +68,30 @@ void deaths_outweigh_what_else_happened(void**) {
 }
 
 void who_left_stays_so_until_replaced(void**) {
-  const auto left =
-      whole()->after(change_to(world_without({1}), {{1, 101, RemovalReason::kLeft}}), 2, kSlots);
-  const auto later =
-      left->after(change_to(world_without({1, 2}), {{2, 102, RemovalReason::kDied}}), 3, kSlots);
+  const auto left = whole()->after(change_to(world_without({1}), {{1, 101, RemovalReason::kLeft}}),
+                                   2, kSlots, true);
+  const auto later = left->after(change_to(world_without({1, 2}), {{2, 102, RemovalReason::kDied}}),
+                                 3, kSlots, true);
   assert_int_equal(later->left_bits[0], 0b0100);
-  const auto replaced = later->after(change_to(world_without({2}), {}), 4, kSlots);
+  const auto replaced = later->after(change_to(world_without({2}), {}), 4, kSlots, true);
   assert_int_equal(replaced->left_bits[0], 0);
+}
+
+// Ranks that come after the world has grown beyond a comm stay absent there.
+void outgrown_admits_nobody(void**) {
+  const auto gone = change_to(world_without({1}), {{1, 101, RemovalReason::kDied}});
+  const auto before = whole()->after(gone, 2, kSlots, false);
+  assert_int_equal(before->live_bits[0], 0b1011);
+  const auto refused = before->after(change_to(world_without({}), {}), 3, kSlots, false);
+  assert_int_equal(refused->live_bits[0], 0b1011);
+  assert_int_equal(refused->epoch, 3);
+  const auto later = refused->after(change_to(world_without({2}), {{2, 102, RemovalReason::kDied}}),
+                                    4, kSlots, false);
+  assert_int_equal(later->live_bits[0], 0b1001);
+  // Replaced by the change that takes it out.
+  mep::membership::View view = world_without({});
+  view.incarnations[3] = 999;
+  assert_int_equal(whole()->after(change_to(view, {}), 2, kSlots, false)->live_bits[0], 0b1110);
 }
 
 // A change that only lets somebody in is nobody's failure: calls that it cut end by it, later ones begin anew.
@@ -197,6 +214,7 @@ int main() {
       cmocka_unit_test(deaths_outweigh_what_else_happened),
       cmocka_unit_test(who_left_stays_so_until_replaced),
       cmocka_unit_test(additions_are_not_reported),
+      cmocka_unit_test(outgrown_admits_nobody),
       cmocka_unit_test(each_change_is_reported_once),
       cmocka_unit_test(a_freeze_waits_for_posters),
       cmocka_unit_test(a_blocked_poster_steps_aside),

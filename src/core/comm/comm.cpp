@@ -133,8 +133,8 @@ void Comm::note_change(const CommView& before, const CommView& after) {
 
 // The report is there before any channel shows the change: whichever call gives it takes it off the list, and
 // nobody else gives it again.
-void Comm::install(const membership::InstallView& change,
-                   const membership::AffectedComm* affected) {
+void Comm::install(const membership::InstallView& change, const membership::AffectedComm* affected,
+                   bool admits) {
   MEP_TEST_DELAY_POINT("install");
   const std::lock_guard lock(clients_.mutex());
   if (affected == nullptr) {
@@ -144,7 +144,7 @@ void Comm::install(const membership::InstallView& change,
     return;
   }
   const std::shared_ptr<const CommChange> made =
-      make_comm_change(*latest_view(), change, *affected, slots(), name());
+      make_comm_change(*latest_view(), change, *affected, slots(), name(), admits);
   note_change(*latest_view(), *made->view);
   if (made->is_reported && !clients_.all().empty()) personal_reports_.push(made);
   for (ViewParticipant* client : clients_.all()) client->install(made, change.decision.get());

@@ -149,11 +149,12 @@ class Comm : public WorldParticipant, public ProgressClient {
   void take_catch_up(uint64_t channel, uint64_t seq, uint32_t source,
                      std::span<const std::byte> bytes) override;
   void prepare() override;
-  void install(const membership::InstallView& change,
-               const membership::AffectedComm* affected) override;
+  void install(const membership::InstallView& change, const membership::AffectedComm* affected,
+               bool admits) override;
   void terminate() override;
   bool quiesced() const override;
   bool stands_alone() const override { return stands_alone_; }
+  bool spans_world() const override { return is_spanning(id()); }
   CommDescription description() const override;
   CommMetrics metrics() const override;
 

@@ -30,8 +30,13 @@ std::shared_ptr<const CommView> CommView::first(const CommMembers& members, uint
 // A rank that has left counts as left until another takes its place.
 std::shared_ptr<const CommView> CommView::after(const membership::InstallView& change,
                                                 uint64_t new_epoch,
-                                                const std::vector<uint32_t>& slots) const {
-  std::shared_ptr<CommView> view = make_view(CommMembers::of(*change.view, slots), new_epoch);
+                                                const std::vector<uint32_t>& slots,
+                                                bool admits) const {
+  CommMembers members = CommMembers::of(*change.view, slots);
+  for (uint32_t rank = 0; rank < slots.size() && !admits; ++rank) {
+    if (members.incarnations[rank] != incarnations[rank]) members.incarnations[rank] = 0;
+  }
+  std::shared_ptr<CommView> view = make_view(members, new_epoch);
   const std::vector<membership::Removal>& removed = change.decision->removed;
   for (uint32_t rank = 0; rank < slots.size(); ++rank) {
     if (view->is_live(rank)) continue;

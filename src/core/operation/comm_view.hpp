@@ -22,9 +22,10 @@ struct CommView {
 
   // The view of a comm's first epoch.
   static std::shared_ptr<const CommView> first(const CommMembers& members, uint64_t epoch);
-  // That follows on this one by a change of the comm whose ranks have these slots.
+  // That follows on this one by a change of the comm whose ranks have these slots. `admits`: see
+  // WorldParticipant::install(); else who came by it stays absent in all that follow.
   std::shared_ptr<const CommView> after(const membership::InstallView& change, uint64_t new_epoch,
-                                        const std::vector<uint32_t>& slots) const;
+                                        const std::vector<uint32_t>& slots, bool admits) const;
 };
 
 }  // namespace mep

@@ -98,7 +98,7 @@ std::shared_ptr<const CommChange> make_comm_change(const CommView& before,
                                                    const membership::InstallView& change,
                                                    const membership::AffectedComm& affected,
                                                    const std::vector<uint32_t>& slots,
-                                                   const std::string& name) {
+                                                   const std::string& name, bool admits) {
   auto made = std::make_shared<CommChange>();
   made->epoch = before.epoch;
   Reason reason = reason_of(change, affected, slots, name);
@@ -107,7 +107,7 @@ std::shared_ptr<const CommChange> make_comm_change(const CommView& before,
   if (reason.result != MEP_SUCCESS) made->result = reason.result;
   made->text = std::move(reason.text);
   made->late = std::move(reason.late);
-  made->view = before.after(change, affected.new_epoch, slots);
+  made->view = before.after(change, affected.new_epoch, slots, admits);
   made->missing.assign(before.live_bits.size(), 0);
   if (reason.result == MEP_ERR_TIMEOUT) {
     for (const membership::ChannelDecision& decision : change.decision->channels) {

@@ -23,12 +23,12 @@ struct CommChange {
   std::shared_ptr<const CommView> view;  // that follows
 };
 
-// `name`: the comm's, for texts. `slots`: of its ranks.
+// `name`: the comm's, for texts. `slots`: of its ranks. `admits`: see WorldParticipant::install().
 std::shared_ptr<const CommChange> make_comm_change(const CommView& before,
                                                    const membership::InstallView& change,
                                                    const membership::AffectedComm& affected,
                                                    const std::vector<uint32_t>& slots,
-                                                   const std::string& name);
+                                                   const std::string& name, bool admits);
 
 // Two changes, one after the other, as one that a single call reports.
 std::shared_ptr<const CommChange> both_changes(const CommChange& first, const CommChange& second);

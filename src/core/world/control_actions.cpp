@@ -79,7 +79,8 @@ void ControlThread::act(const membership::InstallView& action) {
     const auto affected =
         std::find_if(action.affected.begin(), action.affected.end(),
                      [id = id](const membership::AffectedComm& each) { return each.comm == id; });
-    comm->install(action, affected == action.affected.end() ? nullptr : &*affected);
+    comm->install(action, affected == action.affected.end() ? nullptr : &*affected,
+                  !participants_.is_outgrown(*comm));
   }
   participants_.note_refused(*action.decision);
   joiners_->tell_of(*action.view);

@@ -94,7 +94,8 @@ bool Joiners::welcome(uint32_t slot) {
   // A joiner's own comms may not have their objects yet: the members tell of them.
   const bool is_member = membership_.phase() != membership::Phase::kJoining;
   for (const auto& [id, comm] : participants_) {
-    if (is_member && comm->stands_alone() && comm->member_slots().has(slot)) {
+    if (is_member && comm->stands_alone() && comm->member_slots().has(slot) &&
+        !participants_.is_outgrown(*comm)) {
       comms.push_back(comm->description());
     }
   }

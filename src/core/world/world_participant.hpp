@@ -68,9 +68,9 @@ class WorldParticipant {
   virtual void take_catch_up(uint64_t channel, uint64_t seq, uint32_t source,
                              std::span<const std::byte> bytes) = 0;
   virtual void prepare() = 0;
-  // `affected` null: the comm goes on as it was, in its old epoch.
+  // `affected` null: the comm goes on as it was, in its old epoch. `admits`: ranks that the change adds are its members.
   virtual void install(const membership::InstallView& change,
-                       const membership::AffectedComm* affected) = 0;
+                       const membership::AffectedComm* affected, bool admits) = 0;
   // The world has ended for this rank (WorldEnd): wake everybody.
   virtual void terminate() = 0;
   // Whether no user thread is still inside a call that began before the latest view: only then may
@@ -78,6 +78,8 @@ class WorldParticipant {
   virtual bool quiesced() const = 0;
   // Whether joiners learn of it by itself. If not, what it belongs to makes it there.
   virtual bool stands_alone() const = 0;
+  // Whether it was made over all of the world as that was then.
+  virtual bool spans_world() const = 0;
   // For joiners, see kFrameComms.
   virtual CommDescription description() const = 0;
   virtual CommMetrics metrics() const = 0;

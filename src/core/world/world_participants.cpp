@@ -9,6 +9,15 @@ WorldParticipant* WorldParticipants::find(uint64_t comm) const {
   return it == by_comm_.end() ? nullptr : it->second;
 }
 
+bool WorldParticipants::is_outgrown(const WorldParticipant& comm) const {
+  const auto is_larger = [&comm](const WorldParticipant& other) {
+    return other.spans_world() && other.member_slots().count() > comm.member_slots().count();
+  };
+  return comm.spans_world() &&
+         std::any_of(by_comm_.begin(), by_comm_.end(),
+                     [&](const auto& entry) { return is_larger(*entry.second); });
+}
+
 bool WorldParticipants::quiesced() const {
   return std::all_of(by_comm_.begin(), by_comm_.end(),
                      [](const auto& entry) { return entry.second->quiesced(); });

@@ -21,6 +21,9 @@ class WorldParticipants {
   auto begin() const { return by_comm_.begin(); }
   auto end() const { return by_comm_.end(); }
 
+  // Whether the world has grown beyond this comm over it, which joiners then have no part in.
+  bool is_outgrown(const WorldParticipant& comm) const;
+
   // Whether no user thread is inside a call of an earlier view, see WorldParticipant::quiesced().
   bool quiesced() const;
   // Takes out what this rank's user has, or can have without the peer that completed it.
