@@ -3,8 +3,11 @@
 MEP_LIBRARY.
 
 It alone finds what the package makes of these arguments. 1 s."""
+import sys
 import threading
+import types
 import unittest
+from unittest import mock
 
 import mep
 import numpy as np
@@ -59,6 +62,30 @@ class Options(unittest.TestCase):
             handle.combine(wait_ns=waited)
             self.assertEqual(waited[comm.rank], 0)
         on_threads(RANKS, work, timeout_ms=60_000)
+
+    def test_default_stream_of_a_gpu(self):
+        """Stream 0 is a stream like others where the communicator has a GPU: what arrives is not told by the call."""
+        def work(comm):
+            handle, x, experts = layer(comm)
+            calls = []
+
+            def take(address, send, receive, stream):
+                calls.append((send, receive, stream))
+                return 0
+
+            comm.device, comm._on_gpu = 0, True  # played: the calls go nowhere
+            try:
+                library = mock.Mock(mep_dispatch=take, mep_combine=take)
+                with mock.patch.object(sys.modules["mep.ep"], "lib", library):
+                    for stream in (0, None, types.SimpleNamespace(cuda_stream=0), 5):
+                        received = handle.dispatch(x, experts * 0, stream=stream)
+                        self.assertIsNone(received.total)
+                        self.assertFalse(calls[-1][1]._obj.recv_total)
+                        handle.combine(np.zeros_like(x), stream=stream)
+                        self.assertEqual([call[2] or 0 for call in calls[-2:]], [5 if stream == 5 else 0] * 2)
+            finally:
+                comm.device, comm._on_gpu = None, False
+        on_threads(1, work)
 
     def test_refused(self):
         def work(comm):

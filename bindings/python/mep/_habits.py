@@ -96,7 +96,7 @@ def habit_of(comm: "Comm", name: str, prepare: Any, given: Dict[str, Any], strea
         no_root = root is not None and not hasattr(root, "__index__")
         if no_root or (recv is not None and is_object(recv) and not isinstance(recv, _NUMBERS)):
             raise TypeError(f"{problem}; an operator is one of the words {', '.join(_WORDS)}") from None
-    if comm._on_gpu or stream or current_group.group() is not None:
+    if comm._on_stream(stream, ()) or current_group.group() is not None:
         return None
     if is_object(send):
         if name == "broadcast":

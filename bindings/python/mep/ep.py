@@ -370,7 +370,7 @@ class Handle(Unique):
             receive = _dispatch_receive()
             self._outputs(receive, given, keep)
             self._limits(receive, wait_ns, timeout_ms, keep)
-            if not address:
+            if not ep._comm._on_gpu:
                 receive.recv_total = ctypes.addressof(total)
                 keep.append(total)
             self._status(receive, op_status, keep)
@@ -393,7 +393,7 @@ class Handle(Unique):
             layout_range=own.layout_range if layout_range is None else layout_range,
             topk_idx=own.topk_idx if recv_topk_idx is None else recv_topk_idx,
             topk_weights=own.topk_weights if recv_topk_weights is None else recv_topk_weights,
-            total=None if address else total.value, partial=result == _abi.MEP_PARTIAL)
+            total=None if ep._comm._on_gpu else total.value, partial=result == _abi.MEP_PARTIAL)
 
     def combine(self, out: Optional[Given] = None, y: Optional[BufferLike] = None, *,
                 weights: Optional[BufferLike] = None, bias: Optional[BufferLike] = None, renormalize: bool = False,
@@ -474,7 +474,7 @@ class Handle(Unique):
             raise ValueError("this communicator works on host memory, an array is on a GPU; make the "
                              "communicator with device=")
         try:
-            if stream:
+            if stream or self._ep._comm._on_gpu:
                 result = check(function(self._address, _reference(send), _reference(receive), stream))
             else:
                 # `keep` rides along so that the buffers live as long as the call does.
