@@ -367,7 +367,7 @@ void refuses() {
 // A reach that is given changes what carries a row and not the row: each number of ranks that have peers, in one wire
 // format.
 bool is_left_out(uint32_t ranks, bool fp8) {
-  return std::getenv("MEP_CUDA_REACH") != nullptr && (ranks == 1 || fp8 == (ranks == 4));
+  return !asked_reach().empty() && (ranks == 1 || fp8 == (ranks == 4));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <string_view>
 #include <thread>
 
 #include "kernels/cuda/device/instructions.cuh"
@@ -93,6 +94,12 @@ constexpr uint32_t kSoonMs = 3000;
 #else
 constexpr uint32_t kSoonMs = 500;
 #endif
+
+// The reach that MEP_CUDA_REACH asks for; empty: the best that the GPUs can, as for auto.
+inline std::string_view asked_reach() {
+  const char* const reach = std::getenv("MEP_CUDA_REACH");
+  return reach == nullptr || std::string_view(reach) == "auto" ? "" : reach;
+}
 
 // A word in pinned memory that a kernel sets.
 class Mark {

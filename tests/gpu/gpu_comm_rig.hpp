@@ -80,9 +80,7 @@ constexpr const char* kNames[] = {"reduce",         "gather",   "scatter",
 
 // Whether GPUs reach each other by windows, not by queues.
 inline bool has_windows() {
-  const char* reach = std::getenv("MEP_CUDA_REACH");
-  return reach == nullptr ||
-         (std::strcmp(reach, "queues") != 0 && std::strcmp(reach, "mixed") != 0);
+  return asked_reach() != "queues" && asked_reach() != "mixed";
 }
 inline const char* name_of(Kind kind) {
   return kNames[static_cast<size_t>(kind)];

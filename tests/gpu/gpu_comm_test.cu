@@ -330,7 +330,7 @@ void few_blocks(uint32_t count) {
 
 mep_reach_t expected_reach() {
   if (!has_windows()) return MEP_REACH_QUEUES;
-  return std::getenv("MEP_CUDA_REACH") == nullptr ? MEP_REACH_MAPPED : MEP_REACH_HOST;
+  return asked_reach().empty() ? MEP_REACH_MAPPED : MEP_REACH_HOST;
 }
 
 // A message of as many bytes as mep_comm_query says is sent before anybody receives it.
