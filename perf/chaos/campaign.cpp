@@ -120,12 +120,13 @@ class Runner {
   explicit Runner(const Campaign& campaign) : campaign_(campaign) {}
 
   int run() {
-    const double begin = now_s();
-    if (campaign_.seconds != 0) end_s_ = begin + static_cast<double>(campaign_.seconds);
+    begin_s_ = now_s();
+    next_line_s_ = begin_s_ + kLineS;
+    if (campaign_.seconds != 0) end_s_ = begin_s_ + static_cast<double>(campaign_.seconds);
     uint64_t next = 0;
     for (;;) {
       if (next < campaign_.programs && !is_over(found_) && running_.size() < campaign_.jobs) {
-        const uint64_t count = std::min<uint64_t>(campaign_.batch, campaign_.programs - next);
+        const uint64_t count = std::min<uint64_t>(batch_of(campaign_), campaign_.programs - next);
         start(campaign_.seed + next, count);
         next += count;
         continue;
@@ -136,7 +137,7 @@ class Runner {
     std::printf("mep_chaos: %llu programs from seed %llu, mode %s, %.1f s, %llu with findings\n",
                 static_cast<unsigned long long>(done_),
                 static_cast<unsigned long long>(campaign_.seed), name_of(campaign_.limits.mode),
-                now_s() - begin, static_cast<unsigned long long>(found_));
+                now_s() - begin_s_, static_cast<unsigned long long>(found_));
     if (refused_ != 0) {
       std::printf("%llu of them were not run: the GPUs do not hold their ranks together\n",
                   static_cast<unsigned long long>(refused_));
@@ -151,6 +152,31 @@ class Runner {
     uint64_t count;
     std::unique_ptr<Progress> progress;
   };
+
+  // Waits for one of them; says meanwhile how far all are.
+  pid_t await_one(int* status) {
+    constexpr timespec kNap{0, 2'000'000};
+    for (;;) {
+      const pid_t pid = waitpid(-1, status, WNOHANG);
+      if (pid != 0) return pid;
+      if (now_s() >= next_line_s_) say_progress();
+      (void)nanosleep(&kNap, nullptr);
+    }
+  }
+
+  void say_progress() {
+    next_line_s_ = now_s() + kLineS;
+    uint64_t done = done_;
+    uint64_t found = found_;
+    for (const auto& [pid, batch] : running_) {
+      done += (*batch.progress)->ended;
+      found += (*batch.progress)->found;
+    }
+    std::fprintf(stderr, "mep_chaos: %llu of %llu programs, %.0f s, %llu with findings\n",
+                 static_cast<unsigned long long>(done),
+                 static_cast<unsigned long long>(campaign_.programs), now_s() - begin_s_,
+                 static_cast<unsigned long long>(found));
+  }
 
   bool is_over(uint64_t found) const {
     return (campaign_.max_findings != 0 && found >= campaign_.max_findings) || now_s() >= end_s_;
@@ -197,7 +223,7 @@ class Runner {
 
   void reap() {
     int status = 0;
-    const pid_t pid = waitpid(-1, &status, 0);
+    const pid_t pid = await_one(&status);
     const auto found = running_.find(pid);
     if (found == running_.end()) return;
     const Batch batch = std::move(found->second);
@@ -222,6 +248,9 @@ class Runner {
 
   const Campaign& campaign_;
   std::map<pid_t, Batch> running_;
+  static constexpr double kLineS = 10;  // between two lines of progress
+  double begin_s_ = 0;
+  double next_line_s_ = 0;
   double end_s_ = 1e18;
   uint64_t done_ = 0;
   uint64_t found_ = 0;

@@ -15,7 +15,7 @@ struct Campaign {
   uint64_t seconds = 0;  // no new program after so many; 0: no limit
   uint64_t seed = 1;
   uint32_t jobs = 2;
-  uint32_t batch = 1;  // programs of a process, one after the other
+  uint32_t batch = 0;  // programs of a process, one after the other; 0: batch_of()
   uint32_t hang_ms = 180000;
   Limits limits;
   std::string folder = "mep_chaos_findings";
@@ -25,6 +25,13 @@ struct Campaign {
   bool verbose = false;              // the story of each
   uint32_t max_findings = 20;        // programs with findings after which it ends; 0: no limit
 };
+
+// Opening GPUs takes some seconds, which ranks that are threads need once in a process only.
+constexpr uint32_t kDeviceBatch = 25;
+inline uint32_t batch_of(const Campaign& campaign) {
+  if (campaign.batch != 0) return campaign.batch;
+  return campaign.limits.device && campaign.limits.mode == Mode::kThreads ? kDeviceBatch : 1;
+}
 
 // The exit status: 0 when nothing was wrong.
 int run_campaign(const Campaign& campaign);

@@ -23,6 +23,7 @@ constexpr const char* kHelp =
     "  --jobs J         so many at a time (default 2)\n"
     "  --batch B        so many in each process, one after the other (default 1);\n"
     "                   with --threads --device the GPUs are opened once for all\n"
+    "                   (default 25 there)\n"
     "  --mode M         any (of the first four; default), shm, tcp, mixed (both), put\n"
     "                   (shm, unmapped), verbs (alone, or two hosts with shm in each)\n"
     "                   or threads\n"
@@ -53,6 +54,8 @@ constexpr const char* kHelp =
     "                   the rank lies, to see that it is found: data (a wrong bit),\n"
     "                   skip (a step), verdict (another result), crash\n"
     "  -v               all that each program's ranks said\n"
+    "\n"
+    "Every 10 s a line on stderr says how far the programs are.\n"
     "\n"
     "Exit status: 0 when nothing was wrong, 1 when something was, 2 for a wrong\n"
     "command line.\n";
