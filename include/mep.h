@@ -187,7 +187,9 @@ enum {
 
 /* A key-value store of the caller, for start-up only. Both functions may be called from the thread
  * that calls mep_comm_init, never later. They return 0, or any other value for failure.
- * get waits until the key exists, at most timeout_ms, and stores at most capacity bytes. */
+ * get waits until the key exists, at most timeout_ms, and stores at most capacity bytes.
+ * A store serves any number of starts of a job, one after another: by the same processes or others,
+ * with other ranks and sizes. */
 typedef struct mep_store_t {
   uint32_t struct_size;
   uint32_t flags; /* must be 0 */

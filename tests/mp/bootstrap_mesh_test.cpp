@@ -297,6 +297,46 @@ void a_store_brings_ranks_together(void**) {
   expect(finish(launch(0, 2, "other", 300, {"--store", missing})), MEP_ERR_BOOTSTRAP, {"put"});
 }
 
+// Ranks of the next start over a store, which find the record that is there before rank 0 has put another.
+std::vector<Process> launch_early(int size, const std::string& folder) {
+  const std::string found = folder + "/mep_stored_name.found";
+  unlink(found.c_str());
+  std::vector<Process> ranks;
+  for (int rank = size - 1; rank > 0; --rank) {
+    ranks.push_back(launch(rank, size, "stored", kLongMs, {"--store", folder}));
+  }
+  const mep::Deadline limit = mep::Deadline::after_ms(kLongMs);
+  while (access(found.c_str(), F_OK) != 0 && !limit.expired()) usleep(1000);
+  return ranks;
+}
+
+void expect_later_start(std::vector<Process> early, int size, const std::string& folder) {
+  early.push_back(launch(0, size, "stored", kLongMs, {"--store", folder}));
+  for (const Process& rank : early) {
+    const Outcome outcome = finish(rank);
+    expect(outcome, MEP_SUCCESS, {});
+    assert_int_equal(outcome.peers, size - 1);
+    assert_true(outcome.ms < kClearlyBeforeLongMs);
+  }
+}
+
+void a_store_outlives_starts(void**) {
+  const mep_test::TemporaryFolder store;
+  const std::string& folder = store.path();
+  expect_later_start({launch(1, 2, "stored", kLongMs, {"--store", folder})}, 2, folder);
+  // Rank 0 of the earlier start has ended.
+  for (const int size : {3, 2}) expect_later_start(launch_early(size, folder), size, folder);
+  // It is in its world.
+  const Process zero = launch(0, 2, "stored", kLongMs, {"--store", folder, "--serve"});
+  const Process one = launch(1, 2, "stored", kLongMs, {"--store", folder, "--serve"});
+  await_serving(zero);
+  await_serving(one);
+  std::vector<Process> early = launch_early(3, folder);
+  expect(finish(zero), MEP_SUCCESS, {});
+  expect_later_start(std::move(early), 3, folder);
+  expect(finish(one), MEP_SUCCESS, {});
+}
+
 void joiners_are_let_in(void**) {
   const std::string job = new_job();
   std::vector<Process> members;
@@ -353,6 +393,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(a_babbling_holder_is_named),
       cmocka_unit_test(garbage_disturbs_nobody),
       cmocka_unit_test(a_store_brings_ranks_together),
+      cmocka_unit_test(a_store_outlives_starts),
       cmocka_unit_test(joiners_are_let_in),
       cmocka_unit_test(a_running_job_refuses_a_second_start),
   };

@@ -17,6 +17,7 @@
 #include "base/clock.hpp"
 #include "support/bootstrap_ranks.hpp"
 #include "support/random_numbers.hpp"
+#include "support/temporary_folder.hpp"
 
 namespace {
 
@@ -227,26 +228,32 @@ void one_process_calast_completedt_again_and_again(void**) {
 
 void a_store_brings_hosts_together(void**) {
   Net net;
-  const std::string folder = new_folder();
-  std::vector<Process> ranks;
-  for (int rank = 0; rank < 4; ++rank) {
-    Variables variables = net.on_host(rank / 2);
-    variables[0].second = "";
-    ranks.push_back(launch(rank, 4, net.job, kLongMs, {"--store", folder}, variables));
-  }
-  expect_all(ranks, 3);
+  const mep_test::TemporaryFolder store;
+  const std::string& folder = store.path();
+  const auto begin = [&](int size, int (*host_of)(int rank)) {
+    std::vector<Process> ranks;
+    for (int rank = size - 1; rank >= 0; --rank) {
+      Variables variables = net.on_host(host_of(rank));
+      variables[0].second = "";
+      ranks.push_back(launch(rank, size, net.job, kLongMs, {"--store", folder}, variables));
+    }
+    expect_all(ranks, static_cast<size_t>(size) - 1);
+  };
+  begin(4, [](int rank) { return rank / 2; });
+  // The store has the record of this start, whose rank 0 was on another host.
+  begin(5, [](int rank) { return rank == 4 ? 0 : 1; });
   // Without a secret only rank 0's host can take part.
   const std::string job = new_job();
   const Process zero = launch(0, 2, job, kShortMs, {"--store", folder}, {{"MEP_TEST_HOST", "a"}});
   const Process one = launch(1, 2, job, kShortMs, {"--store", folder}, {{"MEP_TEST_HOST", "b"}});
   expect(finish(one), MEP_ERR_DENIED, {"MEP_SECRET_FILE"});
   expect(finish(zero), MEP_ERR_BOOTSTRAP, {"rank 1"});
-  DIR* entries = opendir(folder.c_str());
-  while (const dirent* entry = readdir(entries)) {
-    if (entry->d_name[0] != '.') unlink((folder + "/" + entry->d_name).c_str());
-  }
-  closedir(entries);
-  rmdir(folder.c_str());
+  const std::string later = new_job();
+  const auto start = [&](int rank, const char* host) {
+    return launch(rank, 2, later, kLongMs, {"--store", folder}, {{"MEP_TEST_HOST", host}});
+  };
+  expect_all({start(0, "a"), start(1, "a")}, 1);
+  expect_all({start(1, "b"), start(0, "b")}, 1);
 }
 
 void without_a_secret_nothing_starts_unless_allowed(void**) {

@@ -43,7 +43,7 @@ int open_descriptors() {
   return count;
 }
 
-// A key-value store of files.
+// A key-value store of files. Beside the file of a key that was found lies an empty file NAME.found.
 std::string file_of(void* user, const char* key) {
   std::string name = key;
   for (char& letter : name) {
@@ -70,6 +70,8 @@ int get_file(void* user, const char* key, void* value, size_t capacity, size_t* 
     if (file != nullptr) {
       *bytes = fread(value, 1, capacity, file);
       fclose(file);
+      FILE* mark = fopen((file_of(user, key) + ".found").c_str(), "we");
+      if (mark != nullptr) fclose(mark);
       return 0;
     }
     usleep(2000);

@@ -1,16 +1,14 @@
-// Keys that are written, all by rank 0 (JOB: the job's name; N: which start of this job in the
-// process, from 0, so that an earlier start's value is never taken for the present one's):
-//   mep/JOB/N/name   rank 0 and where its meeting point is reached by ranks of other hosts (nowhere, if the job has
-//                    no secret); its incarnation gives the name under which the ranks meet
-//   mep/JOB/name     the same of the latest start, for joiners
+// Keys that are written, all by rank 0 (JOB: the job's name; START: its incarnation, in hexadecimal digits):
+//   mep/JOB/name             rank 0 of the latest start, and where its meeting point is reached by ranks of other hosts
+//                            (nowhere, if the job has no secret); START gives the name under which the ranks meet
+//   mep/JOB/START/complete   all ranks of that start have met
+// A store outlives starts, so the record that a rank finds may be an earlier start's. The rank takes a start for the
+// present one when that start's rank 0 takes it in (mesh_builder.hpp); until then it looks for a later record.
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <map>
-#include <mutex>
 
-#include "base/fork_hold.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/bootstrap/rendezvous.hpp"
@@ -23,17 +21,20 @@ constexpr size_t kMaxValueBytes = 512;
 // The caller's function cannot be interrupted: it is asked in slices.
 constexpr int kGetSliceMs = 200;
 
-// Ranks may be threads of one process, so starts are counted by job and rank; a fork()ed child
-// counts from 0 like any other new process.
-uint32_t next_start_number(const std::string& job, uint32_t rank) {
-  const ForkHold hold;
-  static std::mutex mutex;
-  static std::map<std::pair<std::string, uint32_t>, uint32_t> counts;
-  static pid_t owner = 0;
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (owner != getpid()) counts.clear();
-  owner = getpid();
-  return counts[{job, rank}]++;
+constexpr useconds_t kLookAgainUs = 20000;
+
+std::string latest_key(const std::string& job) {
+  return "mep/" + job + "/name";
+}
+
+std::string digits_of(uint64_t start) {
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(start));
+  return digits;
+}
+
+std::string complete_key(const std::string& job, uint64_t start) {
+  return "mep/" + job + "/" + digits_of(start) + "/complete";
 }
 
 [[nodiscard]] mep_result_t store_put(const mep_store_t& store, const std::string& key,
@@ -77,23 +78,31 @@ uint32_t next_start_number(const std::string& job, uint32_t rank) {
               key.c_str(), status);
 }
 
+// Whether the key exists now, and its value as far as it fits.
+bool store_has(const mep_store_t& store, const std::string& key, std::vector<std::byte>* value) {
+  value->assign(kMaxValueBytes, std::byte{0});
+  size_t bytes = 0;
+  if (store.get(store.user, key.c_str(), value->data(), value->size(), &bytes, 1) != 0) {
+    return false;
+  }
+  value->resize(std::min(bytes, value->size()));
+  return true;
+}
+
 // Rank 0's record as the meeting that it stands for. The incarnation is random: nobody else makes this name.
 void take_record(Place&& record, StoreMeeting* meeting) {
-  char name[32];
-  std::snprintf(name, sizeof name, "store-%016llx",
-                static_cast<unsigned long long>(record.incarnation));
-  meeting->name = name;
+  meeting->start = record.incarnation;
+  meeting->name = "store-" + digits_of(record.incarnation);
   meeting->addresses = std::move(record.addresses);
 }
 
-[[nodiscard]] mep_result_t get_meeting(const ResolvedConfig& config, const std::string& key,
-                                       Deadline deadline, const SelfDescription& self,
-                                       StoreMeeting* meeting) {
+[[nodiscard]] mep_result_t get_record(const ResolvedConfig& config, Deadline deadline,
+                                      const SelfDescription& self, Place* record) {
+  const std::string key = latest_key(config.job);
   std::vector<std::byte> value;
   MEP_TRY(store_get(*config.store, key, deadline, &value));
-  Place record;
   uint32_t version = 0;
-  if (!decode_place_record(value, config.job, &version, &record)) {
+  if (!decode_place_record(value, config.job, &version, record)) {
     if (version != 0 && version != kProtocolVersion) {
       return fail(MEP_ERR_VERSION, "rank 0 speaks protocol %u, rank %u protocol %u", version,
                   self.identity.slot, kProtocolVersion);
@@ -101,37 +110,63 @@ void take_record(Place&& record, StoreMeeting* meeting) {
     return fail(MEP_ERR_BOOTSTRAP, "the caller's store has something else than MEP's under '%s'",
                 key.c_str());
   }
-  if (record.host != self.identity.host && record.addresses.empty()) {
-    return fail(MEP_ERR_DENIED,
-                "rank %u is on another host (or in another container) than rank 0, which has no "
-                "secret: set MEP_SECRET_FILE for all ranks",
-                self.identity.slot);
-  }
-  take_record(std::move(record), meeting);
   return MEP_SUCCESS;
+}
+
+[[nodiscard]] mep_result_t get_meeting(const ResolvedConfig& config, const SelfDescription& self,
+                                       RendezvousPurpose purpose, Deadline deadline,
+                                       StoreMeeting* meeting) {
+  for (;;) {
+    Place record;
+    MEP_TRY(get_record(config, deadline, self, &record));
+    if (record.host == self.identity.host || !record.addresses.empty()) {
+      take_record(std::move(record), meeting);
+      return MEP_SUCCESS;
+    }
+    // Nobody there can be asked whether this is the present start.
+    std::vector<std::byte> unused;
+    const bool is_old =
+        purpose == RendezvousPurpose::kStart &&
+        store_has(*config.store, complete_key(config.job, record.incarnation), &unused);
+    if (!is_old || deadline.expired()) {
+      return fail(
+          MEP_ERR_DENIED,
+          "rank %u is on another host (or in another container) than rank 0%s, which has no "
+          "secret: set MEP_SECRET_FILE for all ranks",
+          self.identity.slot, is_old ? " of the latest start" : "");
+    }
+    usleep(kLookAgainUs);
+  }
 }
 
 }  // namespace
 
+bool store_has_later_start(const ResolvedConfig& config, uint64_t start) {
+  std::vector<std::byte> value;
+  if (!store_has(*config.store, latest_key(config.job), &value)) return false;
+  Place record;
+  uint32_t version = 0;
+  // A record that cannot be read fails the start when it is taken.
+  return !decode_place_record(value, config.job, &version, &record) || record.incarnation != start;
+}
+
+void tell_store_of_success(const ResolvedConfig& config, const SelfDescription& self) {
+  (void)store_put(*config.store, complete_key(config.job, self.identity.incarnation), {});
+}
+
 mep_result_t agree_through_store(const ResolvedConfig& config, const SelfDescription& self,
                                  RendezvousPurpose purpose, Deadline deadline,
                                  StoreMeeting* meeting) {
-  const std::string prefix = "mep/" + config.job;
-  const std::string latest = prefix + "/name";
-  if (purpose == RendezvousPurpose::kJoin) {
-    return get_meeting(config, latest, deadline, self, meeting);
+  if (purpose == RendezvousPurpose::kJoin || self.identity.slot != 0) {
+    return get_meeting(config, self, purpose, deadline, meeting);
   }
-  const uint32_t start = next_start_number(config.job, self.identity.slot);
-  const std::string key = prefix + "/" + std::to_string(start) + "/name";
-  if (self.identity.slot != 0) return get_meeting(config, key, deadline, self, meeting);
   Place record = place_of(self.identity, {});
   // Ranks of other hosts can come only with a secret.
   if (!config.secret_file.empty() || config.allow_insecure) {
     MEP_TRY(listen_for_hosts(&meeting->listener, &record.addresses));
   }
-  const std::vector<std::byte> value = encode_place_record(config.job, record);
-  MEP_TRY(store_put(*config.store, key, value));
-  MEP_TRY(store_put(*config.store, latest, value));
+  MEP_TRY(
+      store_put(*config.store, latest_key(config.job), encode_place_record(config.job, record)));
   take_record(std::move(record), meeting);
   return MEP_SUCCESS;
 }

@@ -35,17 +35,20 @@ MeshBuilder::MeshBuilder(const ResolvedConfig& config, const SelfDescription& se
       deadline_(deadline),
       gate_(rendezvous->gate()),
       rank_(config.rank),
+      sought_(config.rank),
       hello_(make_hello(HelloKind::kInit, config, self)),
       seats_(static_cast<size_t>(config.size)) {
   launch_page_.find(config.job);
 }
 
-mep_result_t MeshBuilder::run(Mesh* out) {
-  const mep_result_t result = build();
+mep_result_t MeshBuilder::run(Mesh* out, bool* superseded) {
+  *superseded = false;
+  const mep_result_t result = build(superseded);
   if (result != MEP_SUCCESS) {
     if (!tell_nobody_) spread_failure(result);
     return result;
   }
+  if (*superseded) return MEP_SUCCESS;
   Mesh mesh;
   mesh.self = self_;
   mesh.gate = gate_;
@@ -66,7 +69,11 @@ mep_result_t MeshBuilder::run(Mesh* out) {
   return MEP_SUCCESS;
 }
 
-mep_result_t MeshBuilder::build() {
+mep_result_t MeshBuilder::build(bool* superseded) {
+  if (rendezvous_->start() != 0 && rank_ != 0) {
+    MEP_TRY(meet_rank_zero(superseded));
+    if (*superseded) return MEP_SUCCESS;
+  }
   MEP_TRY(claim_entry(rendezvous_, config_, self_, deadline_, &listener_, &tell_nobody_));
   MEP_TRY(rendezvous_->announce(rank_));
   for (;;) {
@@ -76,16 +83,41 @@ mep_result_t MeshBuilder::build() {
       MEP_TRY(announce_ready());
       if (all_are(&Seat::ready)) return MEP_SUCCESS;
     }
-    MEP_TRY(look_for_ends());
-    if (deadline_.expired()) return fail_missing();
-    if (notice_.due()) say_who_is_awaited();
-    MEP_TRY(wait_for_events());
+    MEP_TRY(wait_for_others());
     MEP_TRY(accept_incoming());
     MEP_TRY(serve_incoming());
     for (int32_t rank = 0; rank < config_.size; ++rank) {
       if (seat(rank).link != nullptr && !seat(rank).ready) MEP_TRY(serve_seat(rank));
     }
   }
+}
+
+// Rank 0 of an earlier start has ended, or asks this rank to come again since it is in the world that it began then.
+mep_result_t MeshBuilder::meet_rank_zero(bool* superseded) {
+  const Seat& zero = seat(0);
+  sought_ = 1;
+  look_again_ = Deadline::at(now_ns() + longest_pause_ns());
+  while (!zero.linked) {
+    if (look_again_.expired()) {
+      *superseded = store_has_later_start(config_, rendezvous_->start());
+      if (*superseded) return MEP_SUCCESS;
+      look_again_ = Deadline::at(now_ns() + longest_pause_ns());
+    }
+    MEP_TRY(gate_->places->watch());
+    MEP_TRY(connect_to_lower_ranks());
+    MEP_TRY(wait_for_others());
+    if (zero.link != nullptr) MEP_TRY(serve_seat(0));
+  }
+  sought_ = rank_;
+  look_again_ = Deadline::never();
+  return MEP_SUCCESS;
+}
+
+mep_result_t MeshBuilder::wait_for_others() {
+  MEP_TRY(look_for_ends());
+  if (deadline_.expired()) return fail_missing();
+  if (notice_.due()) say_who_is_awaited();
+  return wait_for_events();
 }
 
 // The end of a rank that is linked shows itself in its stream, with its last words before.
@@ -121,7 +153,7 @@ mep_result_t MeshBuilder::announce_ready() {
 
 mep_result_t MeshBuilder::connect_to_lower_ranks() {
   const uint64_t now = now_ns();
-  for (int32_t rank = 0; rank < rank_ && !deadline_.expired(); ++rank) {
+  for (int32_t rank = 0; rank < sought_ && !deadline_.expired(); ++rank) {
     if (seat(rank).link == nullptr && seat(rank).next_try_ns <= now) MEP_TRY(connect_to(rank));
   }
   return MEP_SUCCESS;
@@ -142,7 +174,9 @@ mep_result_t MeshBuilder::connect_to(int32_t rank) {
                        config_.job.c_str());
   }
   const bool is_remote = peer.credentials.is_remote();
-  peer.incarnation = connection.incarnation;
+  // Another start's rank 0 may serve at the address by now.
+  const bool is_of_start = rank == 0 && rendezvous_->start() != 0;
+  peer.incarnation = is_of_start ? rendezvous_->start() : connection.incarnation;
   peer.link = std::make_unique<ControlLink>(std::move(connection.socket));
   if (is_remote) peer.link->limit_payload(kStrangerPayloadBytes);
   peer.next_try_ns = now_ns() + kConnectLimitNs;
@@ -181,7 +215,7 @@ mep_result_t MeshBuilder::wait_for_events() {
   for (Incoming& incoming : incoming_) add(*incoming.link, &incoming.readable);
   std::vector<pollfd> ready_ones;
   const uint64_t now = now_ns();
-  uint64_t wake_ns = std::min(deadline_.at_ns(), notice_.at_ns());
+  uint64_t wake_ns = std::min({deadline_.at_ns(), notice_.at_ns(), look_again_.at_ns()});
   if (launch_page_.found() && !all_are(&Seat::linked))
     wake_ns = std::min(wake_ns, now + kLongestPauseNs);
   const auto store_ms = static_cast<uint64_t>(gate_->places->wait_ms(kLongestWaitMs));
@@ -195,7 +229,7 @@ mep_result_t MeshBuilder::wait_for_events() {
       } else if (peer.link->has_queued_output()) {
         ready_ones.push_back({peer.link->fd(), POLLOUT, 0});
       }
-    } else if (rank < rank_) {
+    } else if (rank < sought_) {
       wake_ns = std::min(wake_ns, peer.next_try_ns);
     }
   }
@@ -360,9 +394,14 @@ mep_result_t bootstrap_mesh(const ResolvedConfig& config, const SelfDescription&
     return MEP_SUCCESS;
   }
   const Deadline deadline = Deadline::after_ms(config.init_timeout_ms);
-  std::unique_ptr<Rendezvous> rendezvous;
-  MEP_TRY(make_rendezvous(config, self, RendezvousPurpose::kStart, deadline, &rendezvous));
-  return MeshBuilder(config, self, rendezvous.get(), deadline).run(out);
+  bool superseded = false;
+  do {
+    std::unique_ptr<Rendezvous> rendezvous;
+    MEP_TRY(make_rendezvous(config, self, RendezvousPurpose::kStart, deadline, &rendezvous));
+    MEP_TRY(MeshBuilder(config, self, rendezvous.get(), deadline).run(out, &superseded));
+    if (rendezvous->start() == self.identity.incarnation) tell_store_of_success(config, self);
+  } while (superseded);
+  return MEP_SUCCESS;
 }
 
 }  // namespace mep

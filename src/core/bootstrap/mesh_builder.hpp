@@ -1,6 +1,8 @@
 // One rank's way from its place to links with all others.
 //
 //   - Every rank listens; it connects to all lower ranks and takes in all higher ones.
+//   - With a store of the caller, a rank other than 0 gets its link to rank 0 first. Until it has that, the start that
+//     the store told it of may be an earlier one: it keeps looking for a later one.
 //   - A link exists once both ends have proven themselves (greeting.hpp) and agree. Then, when a rank has all its links, it
 //     says READY to all and waits for everybody's READY: so a start succeeds everywhere or
 //     nowhere, as far as messages can bring that about.
@@ -28,7 +30,9 @@ class MeshBuilder {
   MeshBuilder(const ResolvedConfig& config, const SelfDescription& self, Rendezvous* rendezvous,
               Deadline deadline);
 
-  [[nodiscard]] mep_result_t run(Mesh* out);
+  // *superseded: the start that the caller's store told of is not the present one (success, *out stays empty); another
+  // MeshBuilder begins with what the store has now.
+  [[nodiscard]] mep_result_t run(Mesh* out, bool* superseded);
 
  private:
   // A rank's place at the table. Before `linked`, `link` is a connection to a lower rank that has
@@ -55,7 +59,10 @@ class MeshBuilder {
   };
   enum class Answer { kWelcome, kRetry, kDrop, kReject };
 
-  mep_result_t build();
+  mep_result_t build(bool* superseded);
+  mep_result_t meet_rank_zero(bool* superseded);
+  // Until something may have changed. An error if that is of no use.
+  mep_result_t wait_for_others();
   // Whether the launcher has seen the end of a rank that is awaited.
   mep_result_t look_for_ends() const;
   // Whether all other ranks are so.
@@ -118,6 +125,8 @@ class MeshBuilder {
   LaunchPage launch_page_;
   WaitNotice notice_;
   int32_t rank_;
+  int32_t sought_;                           // lower ranks than this one are connected to
+  Deadline look_again_ = Deadline::never();  // in the caller's store
   Hello hello_;
   UniqueFd listener_;
   std::vector<Seat> seats_;  // by rank; this rank's own stays empty

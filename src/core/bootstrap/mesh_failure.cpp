@@ -39,6 +39,7 @@ MeshBuilder::Missing MeshBuilder::find_missing(size_t most_explained) {
   for (int32_t rank = 0; rank < config_.size; ++rank) {
     const Seat& peer = seat(rank);
     if (rank == rank_ || peer.ready) continue;
+    if (sought_ < rank_ && rank >= sought_) continue;  // nothing is known of it yet
     if (peer.linked) {
       found.not_ready.push_back(rank);
       continue;

@@ -48,9 +48,9 @@ mep_result_t authenticate(Connection* connection) {
   return check_same_user(connection->socket.get(), &connection->credentials);
 }
 
-Rendezvous::Rendezvous(const std::string& meeting_name, const SelfDescription& self,
+Rendezvous::Rendezvous(const std::string& meeting_name, uint64_t start, const SelfDescription& self,
                        std::shared_ptr<Gate> gate)
-    : meeting_name_(meeting_name), self_(self), gate_(std::move(gate)) {
+    : meeting_name_(meeting_name), start_(start), self_(self), gate_(std::move(gate)) {
   // Tests play several hosts on one; MEP_TEST_HOST gives each of them names of its own.
   std::string host;
   bool is_set = false;
@@ -239,7 +239,7 @@ mep_result_t make_rendezvous(const ResolvedConfig& config, const SelfDescription
     MEP_TRY(make_address_store(config, self, purpose, *gate, where, std::move(meeting.listener),
                                &gate->places));
   }
-  *out = std::make_unique<Rendezvous>(meeting.name, self, gate);
+  *out = std::make_unique<Rendezvous>(meeting.name, meeting.start, self, gate);
   return MEP_SUCCESS;
 }
 

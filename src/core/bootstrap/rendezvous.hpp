@@ -29,10 +29,12 @@ namespace mep {
 
 class Rendezvous {
  public:
-  // Ranks of one host meet under `meeting_name`, most often the job's name.
-  Rendezvous(const std::string& meeting_name, const SelfDescription& self,
+  // Ranks of one host meet under `meeting_name`, most often the job's name. `start`: see there.
+  Rendezvous(const std::string& meeting_name, uint64_t start, const SelfDescription& self,
              std::shared_ptr<Gate> gate);
   const std::shared_ptr<Gate>& gate() const { return gate_; }
+  // The start that the caller's store tells of, by the incarnation of its rank 0; 0: there is no such store.
+  uint64_t start() const { return start_; }
 
   // Claims the place of `rank`. *taken: another process has it (success, *listener empty).
   [[nodiscard]] mep_result_t listen(int32_t rank, UniqueFd* listener, bool* taken);
@@ -63,6 +65,7 @@ class Rendezvous {
   std::string explain_absence_here(int32_t rank, bool* denied);
 
   std::string meeting_name_;
+  const uint64_t start_;
   const SelfDescription self_;
   const std::shared_ptr<Gate> gate_;
   int32_t own_rank_ = -1;
@@ -98,6 +101,7 @@ class Rendezvous {
 // meet under it; ranks of several hosts also meet at rank 0's addresses.
 struct StoreMeeting {
   std::string name;
+  uint64_t start = 0;                 // rank 0's incarnation
   std::vector<NetAddress> addresses;  // of rank 0's meeting point
   UniqueFd listener;                  // on rank 0
 };
@@ -105,6 +109,10 @@ struct StoreMeeting {
                                                const SelfDescription& self,
                                                RendezvousPurpose purpose, Deadline deadline,
                                                StoreMeeting* meeting);
+// Whether the caller's store tells of another start than this one by now.
+bool store_has_later_start(const ResolvedConfig& config, uint64_t start);
+// On rank 0, after its start has succeeded.
+void tell_store_of_success(const ResolvedConfig& config, const SelfDescription& self);
 
 // Claims the place of this rank (self.identity.slot). If another process holds it, asks that process and waits until
 // it goes, or fails with its refusal. *told_by_holder: the holder has refused, and tells all other ranks itself.
