@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import importlib.util
 import os
+import shutil
 import sys
 import threading
 import time
@@ -95,6 +97,31 @@ def _telling(text: str) -> Iterator[None]:
         done.set()
 
 
+def _seal(path: Path) -> Path:
+    """The file beside the binding that has its size and digest."""
+    return path.with_suffix(".sum")
+
+
+def _sum_of(path: Path) -> str:
+    content = path.read_bytes()
+    return f"{len(content)} {hashlib.sha256(content).hexdigest()}"
+
+
+def _is_whole(path: Path) -> bool:
+    """False too where a file is missing. Loading a file that was cut short would end the process."""
+    try:
+        return _seal(path).read_text(encoding="ascii") == _sum_of(path)
+    except (OSError, ValueError):
+        return False
+
+
+def _put(source: Path, target: Path) -> None:
+    """The whole file under its name, or nothing, also after a loss of power."""
+    with open(source, "rb+") as file:
+        os.fsync(file.fileno())
+    os.replace(source, target)
+
+
 def load() -> ModuleType:
     """The binding; built first if neither mep-torch nor the cache has it. Processes that come meanwhile wait for that."""
     include = _include_folder()
@@ -103,29 +130,47 @@ def load() -> ModuleType:
         return _load_file(packed)
     folder = _cache_folder() / digest
     built = folder / f"{_NAME}.so"
-    if not built.is_file():
+    if not _is_whole(built):
         folder.mkdir(parents=True, exist_ok=True)
         with _one_at_a_time(folder):
-            if not built.is_file():
-                _build(folder, include)
+            if not _is_whole(built):
+                _build(folder, include, built)
     return _load_file(built)
 
 
-def _build(folder: Path, include: Path) -> None:
+def _is_full(folder: Path, error: Exception) -> bool:
+    """Compilers tell of it in words alone."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return "No space left on device" in str(error) or os.statvfs(folder).f_bavail == 0
+
+
+def _build(folder: Path, include: Path, built: Path) -> None:
     from torch.utils import cpp_extension
     print(f"mep.torch: compiling the binding for PyTorch {torch.__version__}, one to two minutes, once; it is kept in {folder}. "
           "`python -m mep.torch` does it beforehand, and the package mep-torch has it compiled.", file=sys.stderr, flush=True)
     library = _library()
+    # The linker writes elsewhere: a process that has loaded an earlier file goes on with that.
+    work = folder / "work"
     # One file: most of the time goes into PyTorch's headers.
-    whole = folder / f"{_NAME}.cpp"
-    whole.write_text("".join(f'#include "{path}"\n' for path in sorted(_SOURCES.glob("*.cpp"))))
-    # PyTorch's own lock outlives a process that was killed.
-    (folder / "lock").unlink(missing_ok=True)
+    whole = work / f"{_NAME}.cpp"
     try:
+        # PyTorch's own lock and what the linker left outlive a process that was killed.
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        whole.write_text("".join(f'#include "{path}"\n' for path in sorted(_SOURCES.glob("*.cpp"))))
         with _telling("still compiling"):
             cpp_extension.load(name=_NAME, sources=[str(whole)], extra_include_paths=[str(include)],
                                extra_cflags=["-O2", "-std=c++20", "-g0"], extra_ldflags=[str(library)],
-                               build_directory=str(folder), with_cuda=False, is_python_module=False)
+                               build_directory=str(work), with_cuda=False, is_python_module=False)
+        made = work / f"{_NAME}.so"
+        _seal(made).write_text(_sum_of(made), encoding="ascii")
+        _put(_seal(made), _seal(built))
+        _put(made, built)
+        shutil.rmtree(work, ignore_errors=True)
     except (RuntimeError, OSError) as error:
+        if _is_full(folder, error):
+            raise ImportError(f"mep.torch could not build its binding: the disk of {folder} is full, or a quota is; free some "
+                              "100 MB there, or set XDG_CACHE_HOME to another disk") from error
         raise ImportError(f"mep.torch could not build its binding for PyTorch {torch.__version__}; it needs a C++20 "
                           f"compiler (g++ 11 or clang 14) and ninja: {error}") from error
