@@ -226,7 +226,53 @@ def rank_loss_between_layers():
     os._exit(0)
 
 
+def rank_places_of_the_lost():
+    """After a loss each form of a call leaves the place of the lost rank as it was."""
+    import torch
+    dist, rank, world = begin()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    lost = False
+    while not lost:
+        try:
+            dist.all_reduce(torch.ones(1))
+        except dist.DistBackendError:
+            lost = True
+
+    def rows(count):
+        return [torch.full((count,), -1.0) for _ in range(world)]
+
+    def strided(count):
+        return torch.full((world * count, 2), -1.0)[:, 0]
+    for count in (5, 50000):
+        mine = torch.full((count,), float(rank))
+        junk = [torch.full((world * count,), 7.25) for _ in range(16)]  # what new memory is made of
+        del junk
+        outputs = {"flat": torch.full((world * count,), -1.0), "strided": strided(count), "list": rows(count), "gather": rows(count),
+                   "strided list": [each[:, 0] for each in torch.full((world, count, 2), -1.0)],
+                   "all_to_all": rows(count), "all_to_all_single": strided(count)}
+        dist.all_gather_into_tensor(outputs["flat"], mine)
+        dist.all_gather_into_tensor(outputs["strided"], mine)
+        dist.all_gather(outputs["list"], mine)
+        dist.all_gather(outputs["strided list"], mine)
+        dist.gather(mine, outputs["gather"] if rank == 0 else None)
+        dist.all_to_all(outputs["all_to_all"], [mine] * world)
+        dist.all_to_all_single(outputs["all_to_all_single"], mine.repeat(world))
+        if rank != 0:
+            del outputs["gather"]
+        for name, output in outputs.items():
+            blocks = torch.stack(output) if isinstance(output, list) else output.view(world, count)
+            expect(blocks, torch.tensor([0.0, -1.0, 2.0]).unsqueeze(1).expand(world, count), name, count)
+    folder = pathlib.Path(os.environ["TEST_FOLDER"])
+    (folder / f"done.{rank}").touch()
+    launch.wait_for(folder / f"done.{2 - rank}")  # the end of a rank would be another loss
+    os._exit(0)
+
+
 class Clients(unittest.TestCase):
+    def test_places_of_the_lost(self):
+        launch.run(__file__, "places_of_the_lost", 3, expected=[0, -signal.SIGKILL, 0])
+
     def test_callbacks_that_wait(self):
         launch.run(__file__, "waiting_callbacks", 2)
 

@@ -46,7 +46,7 @@ std::vector<uint64_t> bytes_of_each(const std::vector<at::Tensor>& tensors) {
 void add_packed_alltoall(const std::vector<at::Tensor>& inputs,
                          const std::vector<at::Tensor>& outputs, Call* call) {
   const at::Tensor from = packed_from(inputs);
-  const at::Tensor place = packed_like(outputs);
+  const at::Tensor place = packed_from(outputs);
   call->buffers = {from, place};
   const std::vector<uint64_t> sent = bytes_of_each(inputs);
   const std::vector<uint64_t> received = bytes_of_each(outputs);
@@ -72,7 +72,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::alltoall_base(at::Tensor& output, at::
   call.outputs = {output};
   const std::vector<uint64_t> sent = counts_of(input, input_splits, size_, "input");
   const std::vector<uint64_t> received = counts_of(output, output_splits, size_, "output");
-  const at::Tensor place = place_to_write(output, &call);
+  const at::Tensor place = place_to_update(output, &call);
   const at::Tensor from = apart_from(input, span_of(place), nullptr, &call);
   call.buffers.push_back(place);
   const Elements elements = elements_of(from);
@@ -116,10 +116,10 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::alltoall(Tensors& outputs, Tensors& in
     add_packed_alltoall(inputs, outputs, &call);
     return run(std::move(call));
   }
-  Blocks sent = blocks_to_read(inputs, MEP_UINT8, {});
-  const Blocks received = blocks_to_write(outputs, MEP_UINT8, sent.span);
+  Blocks sent = blocks_of(inputs, MEP_UINT8, {});
+  const Blocks received = blocks_of(outputs, MEP_UINT8, sent.span);
   // New memory may lie among the inputs.
-  if (received.packed.defined()) sent = blocks_to_read(inputs, MEP_UINT8, received.span);
+  if (received.packed.defined()) sent = blocks_of(inputs, MEP_UINT8, received.span);
   call.buffers = inputs;
   call.buffers.insert(call.buffers.end(), outputs.begin(), outputs.end());
   call.steps.push_back([sent, received](const Target& at) {

@@ -35,7 +35,8 @@ inline void append_finish(std::function<void()> next, Call* call) {
   };
 }
 
-// The tensor itself if it is contiguous, else new memory that is copied to it when the call has succeeded.
+// The tensor itself if it is contiguous, else new memory that is copied to it when the call has succeeded. The call
+// writes all of it then.
 inline at::Tensor place_to_write(const at::Tensor& tensor, Call* call) {
   if (tensor.is_contiguous()) return tensor;
   at::Tensor place = at::empty(tensor.sizes(), tensor.options(), at::MemoryFormat::Contiguous);

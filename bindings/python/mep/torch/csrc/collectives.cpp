@@ -176,7 +176,7 @@ void ProcessGroupMep::add_allgather(at::Tensor& output, const at::Tensor& input,
                         output.scalar_type() == input.scalar_type(),
                     "mep: allgather: the output needs ", size_, " times the ", input.numel(),
                     " elements of the input, of its type");
-  const at::Tensor place = place_to_write(output, call);
+  const at::Tensor place = place_to_update(output, call);
   const void* own =
       static_cast<std::byte*>(place.data_ptr()) + static_cast<size_t>(rank_) * input.nbytes();
   const at::Tensor from = apart_from(input, span_of(place), own, call);
@@ -195,7 +195,7 @@ void ProcessGroupMep::add_allgather_list(Tensors& outputs, const at::Tensor& inp
   TORCH_CHECK_VALUE(outputs[static_cast<size_t>(rank_)].nbytes() == input.nbytes(),
                     "mep: allgather: output ", rank_, " must be as large as the input");
   if (is_packed(outputs)) {
-    at::Tensor packed = packed_like(outputs);
+    at::Tensor packed = packed_from(outputs);
     call->buffers.push_back(packed);
     // One element may have any stride and be called contiguous.
     const at::Tensor flat = input.contiguous().as_strided({input.numel()}, {1});
@@ -204,7 +204,7 @@ void ProcessGroupMep::add_allgather_list(Tensors& outputs, const at::Tensor& inp
     return;
   }
   const at::Tensor from = input.contiguous();
-  const Blocks blocks = blocks_to_write(outputs, MEP_UINT8, span_of(from));
+  const Blocks blocks = blocks_of(outputs, MEP_UINT8, span_of(from));
   call->buffers.push_back(from);
   call->steps.push_back([from = from.data_ptr(), blocks](const Target& at) {
     const uint64_t* counts = blocks.counts.data();
@@ -303,7 +303,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::gather(std::vector<Tensors>& outputs, 
   if (!from.is_cpu() || bytes * static_cast<size_t>(size_) <= kPackBytes) {
     at::Tensor packed;
     if (is_root) {
-      packed = packed_like(places);
+      packed = packed_from(places);
       TORCH_CHECK_VALUE(packed.nbytes() == bytes * static_cast<size_t>(size_),
                         "mep: gather: each output must be as large as the input");
       call.buffers.push_back(packed);
@@ -318,7 +318,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::gather(std::vector<Tensors>& outputs, 
     return run(std::move(call));
   }
   Blocks blocks;
-  if (is_root) blocks = blocks_to_write(places, MEP_UINT8, span_of(from));
+  if (is_root) blocks = blocks_of(places, MEP_UINT8, span_of(from));
   call.steps.push_back([from = from.data_ptr(), bytes, blocks, root](const Target& at) {
     const uint64_t* counts = blocks.counts.data();
     const uint64_t* displs = blocks.displs.data();
@@ -370,7 +370,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::scatter(Tensors& outputs, std::vector<
   }
   Blocks blocks;
   if (is_root) {
-    blocks = blocks_to_read(inputs[0], MEP_UINT8, span_of(place));
+    blocks = blocks_of(inputs[0], MEP_UINT8, span_of(place));
     for (const at::Tensor& input : inputs[0]) call.buffers.push_back(input);
   }
   call.steps.push_back([to = place.data_ptr(), bytes, blocks, root](const Target& at) {
@@ -435,7 +435,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::reduce_scatter(
   for (const at::Tensor& input : blocks_in) {
     read.push_back(reduction_input(input, opts.reduceOp, &call));
   }
-  const Blocks blocks = blocks_to_read(read, reduction.dtype, span_of(place));
+  const Blocks blocks = blocks_of(read, reduction.dtype, span_of(place));
   call.buffers.insert(call.buffers.end(), read.begin(), read.end());
   call.buffers.push_back(place);
   call.steps.push_back([blocks, to = place.data_ptr(), reduction](const Target& at) {

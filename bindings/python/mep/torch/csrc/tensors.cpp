@@ -199,15 +199,11 @@ Span span_of(const at::Tensor& tensor) {
   return {first, first + tensor.nbytes()};
 }
 
-at::Tensor packed_like(const std::vector<at::Tensor>& tensors) {
+at::Tensor packed_from(const std::vector<at::Tensor>& tensors) {
   int64_t bytes = 0;
   for (const at::Tensor& tensor : tensors) bytes += static_cast<int64_t>(tensor.nbytes());
   const at::Device device = tensors.empty() ? at::Device(at::kCPU) : tensors[0].device();
-  return at::empty({bytes}, at::TensorOptions(at::kByte).device(device));
-}
-
-at::Tensor packed_from(const std::vector<at::Tensor>& tensors) {
-  at::Tensor packed = packed_like(tensors);
+  at::Tensor packed = at::empty({bytes}, at::TensorOptions(at::kByte).device(device));
   int64_t at = 0;
   for (const at::Tensor& tensor : tensors) {
     if (tensor.numel() != 0) part_of(packed, tensor, &at).copy_(tensor);
@@ -222,18 +218,10 @@ void copy_out(const at::Tensor& packed, const std::vector<at::Tensor>& tensors) 
   }
 }
 
-Blocks blocks_to_read(const std::vector<at::Tensor>& tensors, mep_dtype_t type, const Span& other) {
+Blocks blocks_of(const std::vector<at::Tensor>& tensors, mep_dtype_t type, const Span& other) {
   bool apart = false;
   Blocks blocks = blocks_where_they_lie(tensors, type, other, &apart);
   if (!apart) use_copy(packed_from(tensors), &blocks);
-  return blocks;
-}
-
-Blocks blocks_to_write(const std::vector<at::Tensor>& tensors, mep_dtype_t type,
-                       const Span& other) {
-  bool apart = false;
-  Blocks blocks = blocks_where_they_lie(tensors, type, other, &apart);
-  if (!apart) use_copy(packed_like(tensors), &blocks);
   return blocks;
 }
 

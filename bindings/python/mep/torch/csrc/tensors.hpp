@@ -55,12 +55,10 @@ struct Blocks {
   Span span;
   at::Tensor packed;  // defined: the copy
 };
-// `type`: of the elements that are counted. MEP_UINT8 counts bytes.
-Blocks blocks_to_read(const std::vector<at::Tensor>& tensors, mep_dtype_t type, const Span& other);
-// The same to be written. If there is a copy, copy_out() brings its content to the tensors.
-Blocks blocks_to_write(const std::vector<at::Tensor>& tensors, mep_dtype_t type, const Span& other);
-// One after the other in new memory, without their values and with them.
-at::Tensor packed_like(const std::vector<at::Tensor>& tensors);
+// `type`: of the elements that are counted. MEP_UINT8 counts bytes. Where the blocks are written, copy_out() brings a
+// copy's content to the tensors.
+Blocks blocks_of(const std::vector<at::Tensor>& tensors, mep_dtype_t type, const Span& other);
+// One after the other in new memory, with their values: MEP leaves blocks of absent ranks as they were.
 at::Tensor packed_from(const std::vector<at::Tensor>& tensors);
 void copy_out(const at::Tensor& packed, const std::vector<at::Tensor>& tensors);
 
