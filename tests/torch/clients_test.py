@@ -269,9 +269,33 @@ def rank_places_of_the_lost():
     os._exit(0)
 
 
+def rank_complex():
+    """Reductions of complex numbers are those of pairs of real ones."""
+    import torch
+    dist, rank, world = begin()
+    for count in (2, 9000):
+        values = torch.complex(torch.arange(float(count)), torch.full((count,), 3.0))
+        total, mine = values * (world * (world + 1) // 2), values * (rank + 1)
+        for op, wanted in ((dist.ReduceOp.SUM, total), (dist.ReduceOp.AVG, total / world)):
+            tensor = mine.clone()
+            dist.reduce(tensor, 1, op)
+            expect(tensor, wanted if rank == 1 else tensor, "reduce", count)
+            output = torch.empty(count, 2, dtype=torch.complex64)[:, 0]
+            dist.reduce_scatter(output, [mine] * world, op)
+            expect(output, wanted, "reduce_scatter", count)
+            output = torch.empty_like(mine)
+            dist.reduce_scatter_tensor(output, mine.conj().repeat(world), op)
+            expect(output, wanted.conj().resolve_conj(), "reduce_scatter_tensor", count)
+    refused(NotImplementedError, "PRODUCT", dist.reduce, torch.ones(2, dtype=torch.complex64), 0, dist.ReduceOp.PRODUCT)
+    dist.destroy_process_group()
+
+
 class Clients(unittest.TestCase):
     def test_places_of_the_lost(self):
         launch.run(__file__, "places_of_the_lost", 3, expected=[0, -signal.SIGKILL, 0])
+
+    def test_complex_reductions(self):
+        launch.run(__file__, "complex", 2)
 
     def test_callbacks_that_wait(self):
         launch.run(__file__, "waiting_callbacks", 2)

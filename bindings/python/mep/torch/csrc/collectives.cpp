@@ -35,6 +35,12 @@ at::Tensor reduction_input(const at::Tensor& input, const c10d::ReduceOp& op, Ca
   return product;
 }
 
+// A sum of complex numbers is that of pairs of real ones, and so is an average.
+at::Tensor as_reals(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  const bool is_linear = op.op_ == c10d::ReduceOp::SUM || op.op_ == c10d::ReduceOp::AVG;
+  return tensor.is_complex() && is_linear ? at::view_as_real(tensor) : tensor;
+}
+
 void divide_after(const Reduction& reduction, const at::Tensor& result, int size, Call* call) {
   if (!reduction.divides) return;
   append_finish([result, size] { result.div_(size, "trunc"); }, call);
@@ -90,8 +96,9 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::broadcast(Tensors& tensors,
   throw;
 }
 
-void ProcessGroupMep::add_allreduce(at::Tensor& tensor, const c10d::ReduceOp& op,
+void ProcessGroupMep::add_allreduce(const at::Tensor& given, const c10d::ReduceOp& op,
                                     Call* call) const {
+  const at::Tensor tensor = as_reals(given, op);
   const Reduction reduction = reduction_of(op, tensor.scalar_type());
   const at::Tensor place = place_to_update(tensor, call);
   const at::Tensor input = reduction_input(place, op, call);
@@ -143,7 +150,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::allreduce_coalesced(
 
 ProcessGroupMep::WorkPtr ProcessGroupMep::reduce(Tensors& tensors,
                                                  const c10d::ReduceOptions& opts) try {
-  at::Tensor& tensor = only(tensors, "reduce");
+  const at::Tensor tensor = as_reals(only(tensors, "reduce"), opts.reduceOp);
   check_root(opts.rootRank, "reduce");
   Call call = call_of(OpType::REDUCE, "reduce", "reduce", opts);
   call.inputs = tensors;
@@ -389,8 +396,11 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::scatter(Tensors& outputs, std::vector<
 
 // --- Reduce-scatter ---------------------------------------------------------------------------------
 
-void ProcessGroupMep::add_reduce_scatter(at::Tensor& output, const at::Tensor& input,
-                                         const c10d::ReduceOp& op, Call* call) const {
+void ProcessGroupMep::add_reduce_scatter(const at::Tensor& whole_output,
+                                         const at::Tensor& whole_input, const c10d::ReduceOp& op,
+                                         Call* call) const {
+  const at::Tensor output = as_reals(whole_output, op);
+  const at::Tensor input = as_reals(whole_input.resolve_conj(), op);
   TORCH_CHECK_VALUE(
       input.numel() == output.numel() * size_ && output.scalar_type() == input.scalar_type(),
       "mep: reduce_scatter: the input needs ", size_, " times the ", output.numel(),
@@ -429,11 +439,13 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::reduce_scatter(
     add_reduce_scatter(output, packed, opts.reduceOp, &call);
     return run(std::move(call));
   }
-  const Reduction reduction = reduction_of(opts.reduceOp, output.scalar_type());
-  const at::Tensor place = place_to_write(output, &call);
+  const at::Tensor reals = as_reals(output, opts.reduceOp);
+  const Reduction reduction = reduction_of(opts.reduceOp, reals.scalar_type());
+  const at::Tensor place = place_to_write(reals, &call);
   Tensors read;
   for (const at::Tensor& input : blocks_in) {
-    read.push_back(reduction_input(input, opts.reduceOp, &call));
+    read.push_back(
+        reduction_input(as_reals(input.resolve_conj(), opts.reduceOp), opts.reduceOp, &call));
   }
   const Blocks blocks = blocks_of(read, reduction.dtype, span_of(place));
   call.buffers.insert(call.buffers.end(), read.begin(), read.end());

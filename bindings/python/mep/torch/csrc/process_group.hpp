@@ -196,11 +196,11 @@ class ProcessGroupMep final : public c10d::Backend {
   void refuse(const Tensors& tensors);
 
   // Parts of a Call: one step each.
-  void add_allreduce(at::Tensor& tensor, const c10d::ReduceOp& op, Call* call) const;
+  void add_allreduce(const at::Tensor& given, const c10d::ReduceOp& op, Call* call) const;
   void add_allgather(at::Tensor& output, const at::Tensor& input, Call* call) const;
   void add_allgather_list(Tensors& outputs, const at::Tensor& input, Call* call) const;
-  void add_reduce_scatter(at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op,
-                          Call* call) const;
+  void add_reduce_scatter(const at::Tensor& whole_output, const at::Tensor& whole_input,
+                          const c10d::ReduceOp& op, Call* call) const;
   void check_list(const Tensors& tensors, const char* name, const char* what) const;
   void check_root(int64_t root, const char* name) const;
 
