@@ -3,11 +3,12 @@
 
     torchrun --nproc-per-node 2 perf/deep_ep_calls.py [--tokens 4096] [--sms 24 96] [--rounds 5]
 
-DeepSeek-V3's shape, calls as an engine makes them. Low latency: pairs of dispatch (fp8) and combine, one call after
-the other, with hooks, and in a CUDA graph. Normal mode: the layout, a first dispatch with its wait for counts, one with
+DeepSeek-V3's shape, calls as an engine makes them, eagerly but for the graphs of low latency. Low latency: pairs of
+dispatch (fp8) and combine, one call after the other, with hooks, and in a CUDA graph. Normal mode: the layout, a first dispatch with its wait for counts, one with
 num_worst_tokens, one by a handle, a combine, and what a layer of training sends forward and backward. Microseconds
 of a call, the median, then the worst, of the rounds; a round is the mean of 100 pairs, or 20 calls of normal mode, on
-the slowest rank. `host` is the time until the calls have returned.
+the slowest rank. `host` is the time until the calls have returned. In normal mode DeepEP's dispatches and combines have
+the chunks of CHUNKS that were fastest in a trial before, its own default among them; the last lines name them.
 """
 import argparse
 import importlib
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 HIDDEN, EXPERTS, TOP_K, MOST = 7168, 256, 8, 512
+CHUNKS = (4, 6, 8, 12, 16, 24, 32)  # tokens that DeepEP sends at once over NVLink
 
 
 def timed(call, count):
@@ -62,10 +64,25 @@ class Normal:
         module.Buffer.set_num_sms(sms)
         self.buffer = module.Buffer(dist.group.WORLD, int(2e9), 0, explicitly_destroy=True)
         self.x, self.index, self.weights = draw(tokens, dist.get_rank())
-        self.config = {"config": module.Config(sms, 6, 256)} if hasattr(module, "Config") else {}
+        self.configs = {"dispatch": {}, "combine": {}}  # without one: the library's default
         self.inputs = {"bf16": self.x, "fp8": as_fp8(self.x)}
         self.handles = {name: self.first(x)[4] for name, x in self.inputs.items()}
         self.received = self.first(self.x)[0]
+        self.chosen = self.tune() if module.__name__ == "deep_ep" else ""
+
+    def tune(self):
+        """Takes the configuration of each call that is fastest by its median of three."""
+        handle, chosen = self.handles["bf16"], []
+        for name, call in (("dispatch", lambda: self.again(self.x, handle)), ("combine", lambda: self.combine(handle))):
+            best = None
+            for chunk in (None, *CHUNKS):
+                self.configs[name] = {} if chunk is None else {"config": self.module.Config(self.sms, chunk, 256)}
+                us = statistics.median(timed(call, self.count)[0] for _ in range(3))
+                if best is None or us < best[0]:
+                    best = us, chunk, self.configs[name]
+            self.configs[name] = best[2]
+            chosen.append(f"{name} {'default' if best[1] is None else f'chunks of {best[1]}'}")
+        return ", ".join(chosen)
 
     def layout(self):
         return self.buffer.get_dispatch_layout(self.index, EXPERTS)
@@ -74,13 +91,13 @@ class Normal:
         per_rank, _, per_expert, in_rank, _ = self.layout()
         return self.buffer.dispatch(x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank,
                                     num_tokens_per_expert=per_expert, topk_idx=self.index, topk_weights=self.weights,
-                                    **self.config, **more)
+                                    **self.configs["dispatch"], **more)
 
     def again(self, x, handle):
-        self.buffer.dispatch(x, handle=handle, **self.config)
+        self.buffer.dispatch(x, handle=handle, **self.configs["dispatch"])
 
     def combine(self, handle):
-        self.buffer.combine(self.received, handle, **self.config)
+        self.buffer.combine(self.received, handle, **self.configs["combine"])
 
     def layer(self):
         handle = self.first(self.x)[4]
@@ -164,9 +181,11 @@ def main():
     kinds = {"low latency": LowLatency}
     for sms in chosen.sms:
         kinds[f"{sms} SMs"] = lambda module, tokens, sms=sms: Normal(module, sms, tokens)
-    results = {}
+    results, tuned = {}, []
     for kind, make in kinds.items():
         libraries = {name: make(module, chosen.tokens) for name, module in modules.items()}
+        tuned += [f"{kind}, {name}: {library.chosen}" for name, library in libraries.items()
+                  if getattr(library, "chosen", "")]
         calls = {name: library.calls() for name, library in libraries.items()}
         for call in next(iter(calls.values())):
             for _ in range(chosen.rounds):
@@ -190,6 +209,7 @@ def main():
                 medians.append(statistics.median(totals))
                 line += f" {medians[-1]:9.1f} ({max(totals):7.1f}) {statistics.median(hosts):8.1f}"
             print(line + (f" {medians[0] / medians[1]:6.2f}" if len(medians) == 2 else ""))
+        print(*tuned, sep="\n")
     dist.destroy_process_group()
 
 
