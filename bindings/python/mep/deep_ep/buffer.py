@@ -49,6 +49,12 @@ def low_latency_bytes(max_tokens: int, hidden: int, num_ranks: int, num_experts:
     return BUFFERS * num_experts * max_tokens * row
 
 
+def normal_bytes(max_tokens: int, hidden: int, num_ranks: int, top_k: int) -> int:
+    """Bytes that a rank's buffers of normal mode take at most: rows that arrive, terms on their way, what belongs to them."""
+    row = 3 * 2 * hidden + (hidden + 127) // 128 * 4 + 32 * max(top_k, 1) + 64
+    return BUFFERS * (num_ranks * max_tokens * row + (64 << 10))
+
+
 class Buffer:
     """The ranks' part in dispatches and combines. Made by all ranks of `group`, a process group of torch.distributed or
     a mep.Comm; from a process group a communicator of its own is made. comm: a mep.Comm in place of a group.
@@ -66,7 +72,8 @@ class Buffer:
     def __init__(self, group: Any = None, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0,
                  low_latency_mode: bool = False, num_qps_per_rank: int = 24,
                  allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
-                 explicitly_destroy: bool = False, enable_shrink: bool = False, comm: Any = None):
+                 explicitly_destroy: bool = False, enable_shrink: bool = False, comm: Any = None,
+                 use_fabric: bool = False):
         if (group is None) == (comm is None):
             raise ValueError("give a group or a comm")
         if comm is not None and not isinstance(comm, mep.Comm):
@@ -156,15 +163,19 @@ class Buffer:
                              num_experts: int, cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
                              dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, use_fp8: bool = True,
                              round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False,
-                             return_recv_hook: bool = False
+                             return_recv_hook: bool = False, use_nvfp4: bool = False,
+                             x_global_scale: Optional[torch.Tensor] = None
                              ) -> "Tuple[_Rows, torch.Tensor, tuple[Any, ...], EventOverlap, _Hook]":
         """Sends each row of x to its experts. Returns (recv_x or (recv_x, scales), recv_count, handle, event, hook).
 
         recv_x [local experts, ranks * most tokens, hidden] is memory of the library, valid until the combine of the
         handle starts. The first call with new sizes meets the other ranks to make their memory.
         dispatch_wait_recv_cost_stats, [ranks] int64, gets the nanoseconds added that this waited for each rank's rows.
+        x_global_scale: belongs to use_nvfp4, which is not served.
         """
         calls = self._check_mode("low_latency_dispatch", async_finish, return_recv_hook, x)
+        if use_nvfp4:
+            _not_served("use_nvfp4", "send e4m3 rows (use_fp8=True), or bfloat16 and quantise what arrives")
         if use_ue8m0 and not (use_fp8 and round_scale):
             raise ValueError("use_ue8m0 needs use_fp8 and round_scale")
         wire = "bfloat16" if not use_fp8 else "fp8_power" if round_scale else "fp8"
@@ -178,16 +189,23 @@ class Buffer:
                             handle: tuple[Any, ...], use_logfmt: bool = False, zero_copy: bool = False,
                             async_finish: bool = False, return_recv_hook: bool = False,
                             out: Optional[torch.Tensor] = None,
-                            combine_wait_recv_cost_stats: Optional[torch.Tensor] = None
+                            combine_wait_recv_cost_stats: Optional[torch.Tensor] = None, overlap: bool = False,
+                            packed_recv_count: Optional[torch.Tensor] = None,
+                            comp_signal: Optional[torch.Tensor] = None, block_m: int = 0, threshold: int = 0,
+                            num_sms: int = 0, src_signals: Optional[torch.Tensor] = None,
+                            src_signal_expect_value: int = 0
                             ) -> "Tuple[torch.Tensor, EventOverlap, _Hook]":
         """Brings the experts' rows back and sums them by weight. Returns (sums, event, hook). A further combine of a handle
         costs a dispatch besides, and all ranks make it.
 
         zero_copy: the rows are in get_next_low_latency_combine_buffer(handle), and x is not looked at.
-        combine_wait_recv_cost_stats: as of the dispatch.
+        combine_wait_recv_cost_stats: as of the dispatch. overlap: rows that are sent while the experts compute are not served;
+        the arguments behind it belong to it.
         """
         calls = self._check_mode("low_latency_combine", async_finish, return_recv_hook, topk_idx)
         _refuse("use_logfmt", use_logfmt or None)
+        if overlap:
+            _not_served("overlap", "turn single-batch overlap off; two-batch overlap works")
         if calls.streams is not None:
             _refuse("combine_wait_recv_cost_stats", combine_wait_recv_cost_stats)
         return calls.combine(x, topk_idx, topk_weights, handle, zero_copy, out, combine_wait_recv_cost_stats,

@@ -5,9 +5,11 @@ from typing import Any, List, Optional, Tuple, Union
 
 import torch
 
+import mep
+
 from .utils.event import EventHandle, EventOverlap
 from ._high_throughput import Handle, _Rows
-from .buffer import Buffer, _not_served
+from .buffer import Buffer, _not_served, normal_bytes
 
 _Event = Union[None, EventHandle, EventOverlap]
 
@@ -95,7 +97,9 @@ class ElasticBuffer:
                  num_cpu_timeout_secs: int = 300, num_gpu_timeout_secs: int = 100, explicitly_destroy: bool = False):
         self._buffer = Buffer(group, explicitly_destroy=explicitly_destroy)
         self.group, self.rank_idx, self.num_ranks = group, self._buffer.rank, self._buffer.group_size
-        self.num_bytes, self.num_max_tokens_per_rank = num_bytes or 0, num_max_tokens_per_rank
+        if num_bytes is None:
+            num_bytes = normal_bytes(num_max_tokens_per_rank, hidden, self.num_ranks, num_topk)
+        self.num_bytes, self.num_max_tokens_per_rank = num_bytes, num_max_tokens_per_rank
         self.deterministic, self.allow_hybrid_mode = deterministic, allow_hybrid_mode
         self.allow_multiple_reduction = allow_multiple_reduction
         self.prefer_overlap_with_compute = prefer_overlap_with_compute
@@ -112,8 +116,9 @@ class ElasticBuffer:
     def get_buffer_size_hint(group: Any, num_max_tokens_per_rank: int, hidden: int, num_topk: int = 0,
                              use_fp8_dispatch: bool = False, allow_hybrid_mode: bool = True,
                              allow_multiple_reduction: bool = True) -> int:
-        """0: the first dispatch makes the memory, and num_bytes changes nothing."""
-        return 0
+        """Bytes that the buffers take at most. The first dispatch makes them; num_bytes changes nothing."""
+        ranks = group.size if isinstance(group, mep.Comm) else torch.distributed.get_world_size(group)
+        return normal_bytes(num_max_tokens_per_rank, hidden, ranks, num_topk)
 
     def get_physical_domain_size(self) -> Tuple[int, int]:
         """(1, ranks)"""
