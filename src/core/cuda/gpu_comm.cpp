@@ -5,6 +5,7 @@
 #include <cstring>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "base/failpoint.hpp"
 #include "base/status.hpp"
@@ -66,6 +67,10 @@ GpuComm::GpuComm(Comm& comm, const GpuPlace& place, WindowPlace windows_at)
 GpuComm::~GpuComm() {
   stop_watcher();
   if (is_client_) comm_.remove_client(this);
+  // A start that failed may have left the kernel of the proof running, which reads memory of this object.
+  if (proof_ != nullptr) channel_.end(MEP_ERR_ABORTED);
+  const DeviceScope scope(device());
+  if (stream_ != nullptr) (void)stream_->synchronize();
 }
 
 mep_result_t GpuComm::open() {
@@ -167,7 +172,7 @@ mep_result_t GpuComm::end_proof() {
   }
   MEP_TRY(stream_->synchronize());
   const mep_result_t met = proof_->status->result;
-  records().give_back(proof_);
+  records().give_back(std::exchange(proof_, nullptr));
   if (met != MEP_SUCCESS && ended.has_value()) {
     return fail(MEP_ERR_PEER_FAILED, "rank %u ended before its kernel met those of the others",
                 *ended);

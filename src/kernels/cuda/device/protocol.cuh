@@ -130,9 +130,18 @@ constexpr uint32_t kPollsPerLook = 64;
 constexpr uint64_t kAbortLookNs = 20'000;  // a look crosses the bus
 constexpr uint32_t kEagerPolls = 1024;     // then the poller makes room for others
 
+// True in one thread of the channel's kernels every kAbortLookNs. Looks of all that wait, thread by thread, would hold up
+// the words that they wait for, and so a rank that is late would make its peers as late.
+__device__ inline bool may_look(DeviceChannel* channel, uint64_t now) {
+  using Word = unsigned long long;
+  const Word due = load_gpu(&channel->next_abort_look);
+  if (now < due) return false;
+  auto* next = reinterpret_cast<Word*>(&channel->next_abort_look);
+  return atomicCAS(next, due, static_cast<Word>(now + kAbortLookNs)) == due;
+}
+
 // Called between polls, `polls` counted by the caller from 1. False: give up.
-__device__ inline bool keep_waiting(const Waiter& waiter, uint32_t polls, uint64_t* next_abort_look,
-                                    uint32_t missing) {
+__device__ inline bool keep_waiting(const Waiter& waiter, uint32_t polls, uint32_t missing) {
   let_others_run();
   if (polls > kEagerPolls) __nanosleep(100);
   if (polls % kPollsPerLook != 0) return true;
@@ -142,10 +151,8 @@ __device__ inline bool keep_waiting(const Waiter& waiter, uint32_t polls, uint64
     fail(waiter.channel, waiter.epoch, Cause::kDeadline, missing, waiter.phase);
     return false;
   }
-  if (waiter.abort_word == nullptr || now < *next_abort_look) return true;
-  const bool first = *next_abort_look == 0;
-  *next_abort_look = now + kAbortLookNs;
-  if (first || load_word(waiter.abort_word) < waiter.epoch) return true;
+  if (waiter.abort_word == nullptr || !may_look(waiter.channel, now)) return true;
+  if (load_word(waiter.abort_word) < waiter.epoch) return true;
   fail(waiter.channel, waiter.epoch, Cause::kAborted, missing, waiter.phase);
   return false;
 }
@@ -157,11 +164,10 @@ using LoadWord = uint64_t (*)(const uint64_t*);
 template <LoadWord load = load_word_acquire>
 __device__ inline bool wait_word(const Waiter& waiter, const uint64_t* word, uint64_t tag,
                                  uint32_t source, uint64_t* value) {
-  uint64_t next_abort_look = 0;
   for (uint32_t polls = 1;; ++polls) {
     *value = load(word);
     if (signal_matches(*value, tag)) return true;
-    if (!keep_waiting(waiter, polls, &next_abort_look, source)) return false;
+    if (!keep_waiting(waiter, polls, source)) return false;
   }
 }
 
