@@ -77,8 +77,9 @@ class Alone(unittest.TestCase):
                       lambda: comm.sendrecv(x, 0, x), lambda: comm.sendrecv(x[:2], 0, x[1:])):
             with self.assertRaises(ValueError):
                 wrong()
-        with self.assertRaises(TypeError):
-            comm.send([1.0], 0)
+        for wrong in (lambda: comm.send([1.0], 0, dtype="float64"), lambda: comm.irecv(None, 0), lambda: comm.recv(0)):
+            with self.assertRaises(TypeError):
+                wrong()
         # Whatever was refused has sent nothing, and no receive was left behind.
         self.assertIsNone(comm.iprobe())
         comm.send(x, 0)
@@ -394,6 +395,33 @@ class Ranks(unittest.TestCase):
             return list(seen.values())
 
         self.assertEqual(on_threads(3, work), [[list(range(20))] * 2, None, None])
+
+    def test_proc_null(self):
+        def work(comm):
+            right = comm.rank + 1 if comm.rank + 1 < comm.size else mep.PROC_NULL
+            left = comm.rank - 1 if comm.rank else mep.PROC_NULL
+            nothing = mep.Message(mep.PROC_NULL, mep.ANY_TAG, 0, "uint8")
+            self.assertEqual(comm.sendrecv(comm.rank, right, source=left), comm.rank - 1 if comm.rank else None)
+            y = np.full(1, -1.0)
+            message = comm.sendrecv(np.full(1, comm.rank + 0.0), right, y, left)
+            self.assertEqual(message.source, left)
+            np.testing.assert_array_equal(y, comm.rank - 1)
+            with mep.group() as requests:
+                comm.recv(y, left)
+                comm.send(np.ones(1), right)
+            self.assertEqual([each.wait() for each in requests][1], None)
+            self.assertEqual(requests[0].wait().source, left)
+            null = mep.PROC_NULL
+            self.assertEqual([comm.send(y, null), comm.send({}, null), comm.recv(source=null), comm.isend(y, null).wait()],
+                             [None] * 4)
+            received = comm.irecv(y, null)
+            self.assertEqual((received.test(), received.cancel(), received.wait()), (True, False, nothing))
+            self.assertEqual([comm.probe(null), comm.iprobe(null), comm.recv(y, null)], [nothing] * 3)
+            self.assertEqual(mep.waitall([comm.isend(y, null), comm.irecv(y, null)]), [None, nothing])
+            self.assertEqual(mep.waitany([comm.isend(y, null)]), None)
+
+        for size in (1, 2, 3):
+            on_threads(size, work)
 
     def test_a_barrier_beside_messages(self):
         def work(comm):

@@ -154,7 +154,7 @@ class Texts(unittest.TestCase):
                 lambda: comm.allgatherv(value, [1]), lambda: comm.gatherv(value, 0, [1]),
                 lambda: comm.scatterv(value, 0, [1]), lambda: comm.reduce_scatterv(value, [1]),
                 lambda: comm.alltoallv(value, [1], [1]),
-                lambda: comm.send(value, 0), lambda: comm.isend(value, 0), lambda: comm.recv(value, 0),
+                lambda: comm.send(value, 0, dtype="float64"), lambda: comm.recv(value, 0),
                 lambda: comm.irecv(value, 0), lambda: comm.sendrecv(value, 0, np.zeros(1), 0),
                 lambda: comm.sendrecv(np.zeros(1), 0, value, 0),
                 lambda: self.handle.dispatch(value, idx), lambda: self.handle.dispatch(x, value),

@@ -16,8 +16,9 @@ from ._buffers import dtype_number
 from ._call import check as _check
 from ._call import lib as _lib
 from ._group import group
+from ._habits import ELSEWHERE as _ELSEWHERE
 from ._log import set_log_callback
-from ._message_calls import ANY_SOURCE, ANY_TAG, Message
+from ._message_calls import ANY_SOURCE, ANY_TAG, PROC_NULL, Message
 from ._types import BufferLike
 from ._comm_records import CommInfo, CommStats, Reach
 from .comm import Comm, PeerState, View, init, init_all, join
@@ -62,11 +63,16 @@ def preferred_hca(location: str = "cpu") -> str:
     return name.value.decode()
 
 
+def __getattr__(name: str) -> object:
+    text = f"; type {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+    raise AttributeError(f"module 'mep' has no attribute {name!r}{text}")
+
+
 __all__ = [
     "ANY_SOURCE", "ANY_TAG", "AbortedError", "BootstrapError", "BufferLike", "BusyError", "CapacityError", "Comm", "CommInfo", "CommStats",
     "DeniedError", "DeviceArray", "DeviceError", "Ep", "EpSize", "Error", "EvictedError", "ForkedError",
     "Handle", "InProgressError", "InternalError", "InvalidArgumentError", "Message", "MismatchError", "NoMemoryError",
-    "NoQuorumError", "NotFoundError", "OpInfo", "OpStatus", "PeerFailedError", "PeerLeftError",
+    "NoQuorumError", "NotFoundError", "OpInfo", "OpStatus", "PROC_NULL", "PeerFailedError", "PeerLeftError",
     "PeerState", "Reach", "Received", "Request", "RevokedError", "SystemCallError", "ThreadError", "TimeoutError",
     "UnsupportedError", "VersionError", "View", "dtype_size", "group", "init", "init_all", "join",
     "library_version", "preferred_hca", "result_string", "set_log_callback", "waitall", "waitany",

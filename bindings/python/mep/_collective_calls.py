@@ -10,7 +10,7 @@ from ._buffers import Buffer, buffer, in_place, maker, stream_address
 from ._call import address_argument, bare, check, size_argument
 from ._collectives import COLLECTIVES
 from ._group import current_group, joins_group
-from ._habits import HabitCalls, habit_of, only, only_with_op
+from ._habits import HabitCalls, habit_of, only, only_with_op, with_other_names
 from ._types import BufferLike, Counts, Given, Number, Numbers
 from .request import SLICE, OpInfoRecord, Request, running, wait_for
 
@@ -25,6 +25,7 @@ _Result = TypeVar("_Result")
 _Prepared = Tuple[Tuple[Any, ...], _Result, Any]  # arguments of C, the result, what must live as long as the operation
 
 
+@with_other_names
 class CollectiveCalls(HabitCalls):
     """With `i` before the name: at once, with a request. On a communicator with a GPU calls are enqueued on `stream`, and a
     request ends when the operation has ended there. `out` is another name of `recv`."""

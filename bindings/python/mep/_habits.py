@@ -1,8 +1,9 @@
 """Habits of mpi4py: what else collectives take than arrays that C can use, prefixes, and other names of calls."""
 from __future__ import annotations
 
+import functools
 import inspect
-from typing import TYPE_CHECKING, Any, Callable, Dict, NoReturn, Optional, Union, cast
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optional, TypeVar, Union, cast
 
 import numpy
 
@@ -10,6 +11,7 @@ from . import _abi
 from ._buffers import buffer
 from ._group import current_group
 from ._objects import ObjectCalls, exchange, is_object, require_alone
+from .request import Request
 
 if TYPE_CHECKING:
     from .comm import Comm
@@ -18,6 +20,11 @@ _PREFIXES: Dict[str, Any] = {
     "sum": numpy.add, "prod": numpy.multiply, "min": numpy.minimum, "max": numpy.maximum,
     "and": numpy.bitwise_and, "or": numpy.bitwise_or, "xor": numpy.bitwise_xor}
 _WORDS = ("sum", "prod", "min", "max", "avg", "and", "or", "xor")
+ELSEWHERE = {  # names of mpi4py's module and what to type
+    "Waitall": "mep.waitall(requests)", "Waitany": "mep.waitany(requests)", "Wtime": "time.perf_counter()",
+    "COMM_WORLD": "mep.init()", "IN_PLACE": "comm.allreduce(x), which works in place without a second array",
+    **{word.upper(): repr(word) for word in ("sum", "prod", "min", "max")}, "BAND": "'and'", "BOR": "'or'",
+    "BXOR": "'xor'", "LAND": "'and'", "LOR": "'or'", "LXOR": "'xor'"}
 _NUMBERS = (numpy.generic, bool, int, float, complex)
 # Names of mpi4py. The first have their lower case here.
 _SAME_NAMES = (
@@ -29,8 +36,34 @@ _OTHER_NAMES = {
     "Reduce_scatter_block": "reduce_scatter", "Ireduce_scatter": "ireduce_scatterv",
     "Ireduce_scatter_block": "ireduce_scatter", "Get_rank": "rank", "Get_size": "size", "Get_name": "name",
     "Set_name": "name", "Free": "close", "Clone": "dup", "Create_group": "create_from_ranks"}
+_OTHER_ARGUMENTS = {"sendbuf": "send", "sendobj": "send", "recvbuf": "recv", "obj": "buf"}
+_Owner = TypeVar("_Owner")
 
 
+def with_other_names(owner: type[_Owner]) -> type[_Owner]:
+    """mpi4py's names of arguments are those of the class's calls too; a call that takes any name is left as it is."""
+    for name, call in list(vars(owner).items()):
+        if inspect.isfunction(call) and not name.startswith("_"):
+            kinds = {each: parameter.kind for each, parameter in inspect.signature(call).parameters.items()}
+            own = {other: each for other, each in _OTHER_ARGUMENTS.items() if each in kinds}
+            if own and inspect.Parameter.VAR_KEYWORD not in kinds.values():
+                setattr(owner, name, _renamed(call, list(kinds), own))
+    return owner
+
+
+def _renamed(call: Callable[..., Any], names: List[str], own: Dict[str, str]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def renamed(*given: Any, **named: Any) -> Any:
+        for other in own.keys() & named.keys() if named else ():
+            if own[other] in named or names.index(own[other]) < len(given):
+                raise TypeError(f"{own[other]} and {other} are names of one argument; give one of them")
+            named[own[other]] = named.pop(other)
+        return call(*given, **named)
+
+    return renamed
+
+
+@with_other_names
 class HabitCalls(ObjectCalls):
     """Prefixes, and what attributes of other names are called here."""
 
@@ -44,26 +77,34 @@ class HabitCalls(ObjectCalls):
         return _prefix(cast("Comm", self), "exscan", send, recv, op, out)
 
 
-class _Elsewhere:
-    """An attribute that says what another one is called. A __getattr__ of the class would make every attribute slower."""
+class Elsewhere:
+    """An attribute that says what another one is called, or `text` to type. A __getattr__ of the class would make every
+    attribute slower."""
 
-    def __init__(self, name: str, other: str) -> None:
-        self._name, self._other = name, other
+    def __init__(self, name: str, other: str, text: str = "") -> None:
+        self._name, self._other, self._text = name, other, text
 
     def __get__(self, instance: Any, owner: Any) -> NoReturn:
+        start = f"{owner.__name__!r} object has no attribute {self._name!r}; type "
+        if self._text:
+            raise AttributeError(start + self._text)
         found = getattr(owner, self._other, None)
         text = ""
         if inspect.isfunction(found):
             names = [each.name for each in inspect.signature(found).parameters.values()
                      if each.kind is each.POSITIONAL_OR_KEYWORD]
             text = f"({', '.join(names[1:])})"
-        raise AttributeError(f"{owner.__name__!r} object has no attribute {self._name!r}; type comm.{self._other}{text}")
+        raise AttributeError(f"{start}{'request' if issubclass(owner, Request) else 'comm'}.{self._other}{text}")
 
 
 for _name in _SAME_NAMES:
-    setattr(HabitCalls, _name, _Elsewhere(_name, _name.lower()))
+    setattr(HabitCalls, _name, Elsewhere(_name, _name.lower()))
 for _name, _other in _OTHER_NAMES.items():
-    setattr(HabitCalls, _name, _Elsewhere(_name, _other))
+    setattr(HabitCalls, _name, Elsewhere(_name, _other))
+for _name, _other in {"Wait": "wait", "Test": "test", "Cancel": "cancel"}.items():
+    setattr(Request, _name, Elsewhere(_name, _other))
+for _name in ("Waitall", "waitall", "Waitany", "waitany"):
+    setattr(Request, _name, Elsewhere(_name, "", ELSEWHERE[_name.title()]))
 
 
 def only(recv: Any, out: Any) -> Any:

@@ -1,10 +1,12 @@
-"""Objects as pickles: what Comm has bcast from, and what other collectives do with objects.
+"""Objects as pickles: what Comm has bcast from, and what other collectives and messages do with objects.
 
 An exchange of objects is two collectives: records of fixed size, then bytes. A rank that cannot take part after all says so
 in its record, so that no other waits for its bytes.
 """
 from __future__ import annotations
 
+import ctypes
+import io
 import pickle
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, cast
 
@@ -22,6 +24,11 @@ if TYPE_CHECKING:
 _RECORD = numpy.dtype([("size", "<u8"), ("mark", "S6")])
 _MARK = b"pickle"
 _REFUSED = 2**64 - 1  # in place of a size
+_ALONE = ("of objects, numbers and prefixes is a call of host communicators, outside mep.group(); give arrays to a "
+          "collective, and to a message")
+# The type and the first bytes of a message with an object. No array begins with these: they are NaNs of several kinds.
+MESSAGE_TYPE = _abi.MEP_FLOAT8_E5M2
+_MESSAGE_MARK = bytes((0x7D, 0xFE, 0x7F, 0xFD, 0xFF, 0x7E, 0xFD, 0x7F))
 
 
 class ObjectCalls:
@@ -31,7 +38,7 @@ class ObjectCalls:
         """Returns root's object on all ranks, an array too; obj of the others is not looked at. broadcast() is the
         call for arrays of known shape: it copies less.
 
-        Objects travel as pickles, here and in gather, allgather, scatter and alltoall. Loading a pickle runs code that
+        Objects travel as pickles, here, in gather, allgather, scatter and alltoall, and as messages. Loading a pickle runs code that
         the sender chose: the ranks of a communicator trust each other (docs/design/security.md)."""
         comm = cast("Comm", self)
         require_alone(comm, "bcast")
@@ -74,9 +81,34 @@ def exchange(comm: "Comm", name: str, given: Dict[str, Any], problem: Exception)
 
 
 def require_alone(comm: "Comm", name: str) -> None:
-    if comm._on_gpu or current_group.group() is not None:
-        raise error(_abi.MEP_ERR_UNSUPPORTED, f"{name} of objects, numbers and prefixes is a call of host communicators, "
-                    "outside mep.group(); give arrays to a collective")
+    require_host(comm, name)
+    if current_group.group() is not None:
+        raise error(_abi.MEP_ERR_UNSUPPORTED, f"{name} {_ALONE}")
+
+
+def require_host(comm: "Comm", name: str) -> None:
+    if comm._on_gpu:
+        raise error(_abi.MEP_ERR_UNSUPPORTED, f"{name} {_ALONE}")
+
+
+def to_message(value: Any) -> numpy.ndarray:
+    """The bytes of a message that has the object."""
+    file = io.BytesIO()
+    file.write(_MESSAGE_MARK)
+    pickle.dump(value, file, 5)
+    return numpy.frombuffer(file.getbuffer(), numpy.uint8)
+
+
+def begins_object(address: int, size: int) -> bool:
+    return size > len(_MESSAGE_MARK) and ctypes.string_at(address, len(_MESSAGE_MARK)) == _MESSAGE_MARK
+
+
+def from_message(data: numpy.ndarray, source: int, tag: int) -> Any:
+    """The object of a message; the bytes of another one of the same type are lost."""
+    if not begins_object(data.ctypes.data, data.size):
+        raise error(_abi.MEP_ERR_MISMATCH, f"the message of rank {source} with tag {tag} has {data.size} numbers of "
+                    "float8_e5m2 and no object; receive such messages with comm.recv(buf, source, tag). It is lost")
+    return pickle.loads(data.data[len(_MESSAGE_MARK):])
 
 
 class _Exchange:
