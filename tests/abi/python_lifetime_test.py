@@ -170,7 +170,7 @@ class Memory(unittest.TestCase):
         self.assertIs(known, np.ndarray)
         x = np.float32([1, 2])
         with unittest.mock.patch.object(_buffers, "_ARRAY", ()):
-            self.assertIsNone(_buffers.in_place(x))
+            self.assertIsNone(_buffers.in_place(x, None, None))
             self.assertIs(self.comm.allreduce(x), x)
             self.test_collectives()
         with unittest.mock.patch.object(_buffers, "_fields_at", lambda address: _buffers._ArrayFields()):

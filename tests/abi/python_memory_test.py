@@ -1,7 +1,13 @@
 #!/usr/bin/env python3
-"""Arrays over the library's memory, which may outlive what it belonged to. Needs NumPy and MEP_LIBRARY. 1 s."""
+"""Arrays over the library's memory, which may outlive what it belonged to, and the array of the last call. Needs NumPy and
+MEP_LIBRARY. 1 s."""
 import unittest
+import unittest.mock
+import weakref
 
+import mep
+import numpy as np
+from mep import _buffers
 from python_lifetime_test import run_program
 
 
@@ -48,6 +54,52 @@ del part
 assert maps() == before, (before, maps())
 print("well")
 """)
+
+
+class LastArray(unittest.TestCase):
+    """allreduce and broadcast remember the array of the last call in place."""
+
+    def test_it_is_not_kept(self):
+        with mep.init(rank=0, size=1) as comm:
+            for call in (comm.allreduce, comm.broadcast):
+                x = np.zeros(3)
+                call(x)
+                call(x)
+                gone = weakref.ref(x)
+                del x
+                self.assertIsNone(gone())
+                with self.assertRaises(TypeError):
+                    call(None)
+
+    def test_another_object_in_its_place(self):
+        class Other(np.ndarray):
+            pass
+
+        with mep.init(rank=0, size=1) as comm:
+            for call in (comm.allreduce, comm.broadcast):
+                for other in (np.zeros(3).view(Other), np.ma.masked_array(np.zeros(3)), 3):
+                    x = np.zeros(3)
+                    call(x)
+                    _, *rest = getattr(comm, f"_last_{call.__name__}")
+                    self.assertFalse(_buffers.is_as_before(other, (id(other), *rest)))
+
+    def test_it_may_change(self):
+        changes = (lambda x: None, lambda x: x.resize(4, refcheck=False), lambda x: x.resize(100000, refcheck=False),
+                   lambda x: setattr(x, "dtype", np.int64), lambda x: setattr(x, "shape", (2, 4)))
+        with mep.init(rank=0, size=1) as comm:
+            for call in (comm.allreduce, comm.broadcast):
+                for change in changes:
+                    x = np.zeros(8)
+                    call(x)
+                    change(x)
+                    with self.subTest(call=call), unittest.mock.patch.object(comm, "_at_once", lambda function, arguments, *rest: arguments):
+                        found, expected = call(x), _buffers.in_place(x, None, None)[2]
+                    self.assertEqual([repr(each) for each in found[:4]], [repr(each) for each in expected[:4]])
+                x = np.zeros(8)
+                call(x)
+                x.flags.writeable = False
+                with self.assertRaisesRegex(ValueError, "read-only"):
+                    call(x)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from ._types import Given
 
 OPS = {"sum": _abi.MEP_SUM, "prod": _abi.MEP_PROD, "min": _abi.MEP_MIN, "max": _abi.MEP_MAX,
        "avg": _abi.MEP_AVG, "and": _abi.MEP_AND, "or": _abi.MEP_OR, "xor": _abi.MEP_XOR}
-_OPERATORS = {key: uint32_argument(number) for name, number in OPS.items() for key in (name, number)}
+OPERATORS = {key: uint32_argument(number) for name, number in OPS.items() for key in (name, number)}
+ROOTS = {root: int32_argument(root) for root in range(64)}
 
 
 class Blocks:
@@ -54,7 +55,7 @@ def receive_buffer(send: Any, recv: Optional[Given], source: Buffer, count: int,
 def operator_argument(op: Any) -> Any:
     """Enumerations of others count in their own way, also where their members are integers."""
     if type(op) is str or type(op) is int:
-        argument = _OPERATORS.get(op)
+        argument = OPERATORS.get(op)
         if argument is not None:
             return argument
     kind = ValueError if type(op) in (str, int) else TypeError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import numpy
 
@@ -139,20 +139,36 @@ def _knows_fields() -> bool:
 
 
 _FEW = 256
+_KINDS = {dtype: TYPE_ARGUMENTS[number] for dtype, number in _OF_NUMPY.items()}
 _COUNTS = tuple(size_argument(count) for count in range(_FEW))
 _ARRAY = numpy.ndarray if _knows_fields() else ()  # () is no object's type
 
 
-def in_place(array: Any) -> Optional[tuple[Any, ...]]:
-    """Arguments of C for a NumPy array that is read and written: address, address, items, type. None: it is another
-    object or has something wrong with it, and buffer() finds out what."""
+# An array that in_place() has seen: where the array was, the caller's key, the arguments of C, and what these come from: the array's fields,
+# address, items and type. No reference leads to the array: numpy.ndarray.resize refuses arrays that have one, even a weak one.
+InPlace = Tuple[int, Any, Tuple[Any, ...], Any, int, int, Any]
+NEVER: InPlace = (0, None, (), None, 0, 0, None)
+
+
+def in_place(array: Any, key: Any, word: Any) -> Optional[InPlace]:
+    """A NumPy array that is read and written, for C: address, address, items, type, and `word`. None: it is another object or
+    has something wrong with it, and buffer() finds out what."""
     if type(array) is _ARRAY:
-        number, fields, count = _OF_NUMPY.get(array.dtype), _fields_at(id(array)), array.size
-        if number is not None and fields.flags & _USABLE == _USABLE:
-            address = address_argument(fields.data)
-            return (address, address, _COUNTS[count] if count < _FEW else size_argument(count),
-                    TYPE_ARGUMENTS[number])
+        place, dtype, count = id(array), array.dtype, array.size
+        kind, fields = _KINDS.get(dtype), _fields_at(place)
+        if kind is not None and fields.flags & _USABLE == _USABLE:
+            data = fields.data
+            address = address_argument(data)
+            arguments = (address, address, _COUNTS[count] if count < _FEW else size_argument(count), kind, word)
+            return place, key, arguments, fields, data, count, dtype
     return None
+
+
+def is_as_before(array: Any, before: InPlace) -> bool:
+    """Whether the arguments hold for the object that is now where the array was; it may be another one."""
+    _, _, _, fields, data, count, dtype = before
+    return bool(type(array) is _ARRAY and fields.data == data and fields.flags & _USABLE == _USABLE
+                and array.size == count and array.dtype is dtype)
 
 
 class Buffer:

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple, TypeVar,
 
 import numpy
 
-from ._arguments import Blocks, match, operator_argument, receive_buffer, root_argument
-from ._buffers import Buffer, buffer, in_place, maker, stream_address
+from ._arguments import OPERATORS, ROOTS, Blocks, match, operator_argument, receive_buffer, root_argument
+from ._buffers import NEVER, Buffer, InPlace, buffer, in_place, is_as_before, maker, stream_address
 from ._call import address_argument, bare, check, size_argument
 from ._collectives import COLLECTIVES
 from ._group import current_group, joins_group
-from ._habits import HabitCalls, habit_of, only, only_with_op, with_other_names
+from ._habits import HabitCalls, buffers_by_name, habit_of, only, only_with_op, with_other_names
 from ._types import BufferLike, Counts, Given, Number, Numbers
 from .request import SLICE, OpInfoRecord, Request, running, wait_for
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _ENQUEUE = {name.removeprefix("mep_"): bare(name) for name in COLLECTIVES if not name.startswith("mep_i")}
 _BEGIN = {name: bare("mep_i" + name) for name in _ENQUEUE}
+_BEGIN_BROADCAST, _BEGIN_ALLREDUCE = _BEGIN["broadcast"], _BEGIN["allreduce"]
 NO_STREAM = 0
 _NULL = address_argument(0)
 _Result = TypeVar("_Result")
@@ -34,6 +35,8 @@ class CollectiveCalls(HabitCalls):
     _on_gpu: bool  # all its calls are enqueued
     _last: Optional[OpInfoRecord]
     _spare: List[Request]  # of blocking calls that have ended well, for the next ones
+    _last_broadcast: InPlace = NEVER
+    _last_allreduce: InPlace = NEVER
     rank: int
     size: int
 
@@ -64,6 +67,14 @@ class CollectiveCalls(HabitCalls):
     def broadcast(self, buf: BufferLike, root: int = 0, recv: Optional[BufferLike] = None, *, out: Any = None,
                   dtype: Any = None, stream: Any = NO_STREAM) -> Any:
         """recv on every rank = buf of root; without recv, buf is both. Returns the receive buffer."""
+        if recv is None and out is None and dtype is None and stream is NO_STREAM and not self._on_gpu:
+            last = self._last_broadcast
+            if last[0] == id(buf) and last[1] is root and is_as_before(buf, last):
+                return self._at_once(_BEGIN_BROADCAST, last[2], buf, buf)
+            word = ROOTS.get(root) if type(root) is int else None
+            if word is not None and (found := in_place(buf, root, word)) is not None:
+                self._last_broadcast = found
+                return self._at_once(_BEGIN_BROADCAST, found[2], buf, buf)
         if out is not None:
             recv = only(recv, out)
         try:
@@ -118,11 +129,21 @@ class CollectiveCalls(HabitCalls):
     @overload
     def allreduce(self, send: Numbers, recv: Optional[str] = None, op: Union[str, int] = "sum") -> numpy.ndarray: ...
 
-    def allreduce(self, send: Any, recv: Any = None, op: Union[str, int] = "sum", *, out: Any = None,
-                  dtype: Any = None, stream: Any = NO_STREAM) -> Any:
+    def allreduce(self, send: Any = None, recv: Any = None, op: Union[str, int] = "sum", *, out: Any = None,
+                  dtype: Any = None, stream: Any = NO_STREAM, **names: Any) -> Any:
         """recv = op over the live ranks' send, item by item; without recv in place. op: sum, prod,
         min, max, avg, and, or, xor. Returns the receive buffer. A number gives a number, and a list or tuple of them an
         array: int64, float64 or complex128, so all ranks give numbers of one kind."""
+        if recv is None and out is None and dtype is None and stream is NO_STREAM and not names and not self._on_gpu:
+            last = self._last_allreduce
+            if last[0] == id(send) and last[1] is op and is_as_before(send, last):
+                return self._at_once(_BEGIN_ALLREDUCE, last[2], send, send)
+            word = OPERATORS.get(op) if type(op) is str else None
+            if word is not None and (found := in_place(send, op, word)) is not None:
+                self._last_allreduce = found
+                return self._at_once(_BEGIN_ALLREDUCE, found[2], send, send)
+        if names:
+            send, recv = buffers_by_name("allreduce", send, recv, names)
         if out is not None:
             recv, op = only_with_op(recv, out, op)
         try:
@@ -321,8 +342,8 @@ class CollectiveCalls(HabitCalls):
     # be used as it is, or Buffers in a tuple ------------------------------------------------------
 
     def _broadcast(self, buf: Any, root: int, recv: Any, dtype: Any) -> _Prepared[Any]:
-        if recv is None and dtype is None and (found := in_place(buf)) is not None:
-            return (*found, root_argument(root)), buf, buf
+        if recv is None and dtype is None and (found := in_place(buf, root, root_argument(root))) is not None:
+            return found[2], buf, buf
         result = buf if recv is None else recv
         target = buffer(result, dtype, writable=True)
         source = target if recv is None else buffer(buf, dtype)
@@ -350,8 +371,8 @@ class CollectiveCalls(HabitCalls):
         return arguments, recv, (source, target)
 
     def _allreduce(self, send: Any, recv: Any, op: Union[str, int], dtype: Any) -> _Prepared[Any]:
-        if recv is None and dtype is None and (found := in_place(send)) is not None:
-            return (*found, operator_argument(op)), send, send
+        if recv is None and dtype is None and (found := in_place(send, op, operator_argument(op))) is not None:
+            return found[2], send, send
         result = send if recv is None else recv
         target = buffer(result, dtype, writable=True)
         source = target if recv is None else buffer(send, dtype)
@@ -533,17 +554,21 @@ class CollectiveCalls(HabitCalls):
         if (stream is not NO_STREAM or self._on_gpu or type(keep) is tuple) and self._on_stream(stream, keep):
             check(_ENQUEUE[name](*arguments, self._argument, address_argument(stream_address(stream))))
             return result
+        return self._at_once(_BEGIN[name], arguments, result, keep)
+
+    def _at_once(self, function: Callable[..., int], arguments: tuple[Any, ...], result: _Result, keep: Any) -> _Result:
+        """On a host, outside streams."""
         if current_group.reference is not None:
-            request = self._start(_BEGIN[name], arguments, result, keep)
+            request = self._start(function, arguments, result, keep)
             return result if joins_group(request) else self._finish(request)
         spare = self._spare
         request = spare.pop() if spare else Request(cast("Comm", self), None)
         running[request] = keep  # before the library has it: Ctrl-C may come with its return
-        record = request._record
-        begun = _BEGIN[name](*arguments, self._argument, _NULL, request._argument)
+        record, argument = request._record, request._argument
+        begun = function(*arguments, self._argument, _NULL, argument)
         if begun < 0:
             raise self._refusal(request, begun)
-        if wait_for(request._argument, SLICE, record.argument) != 0:
+        if wait_for(argument, SLICE, record.argument) != 0:
             self._finish(request)  # it has failed, or takes longer
             return result
         del running[request]

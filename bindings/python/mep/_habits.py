@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optional, TypeVar, Union, cast
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optional, Tuple, TypeVar, Union, cast
 
 import numpy
 
@@ -51,14 +51,32 @@ def with_other_names(owner: type[_Owner]) -> type[_Owner]:
     return owner
 
 
+def buffers_by_name(call: str, send: Any, recv: Any, named: Dict[str, Any]) -> Tuple[Any, Any]:
+    """(send, recv), of which mpi4py's names may have some."""
+    given = {name: value for name, value in (("send", send), ("recv", recv)) if value is not None}
+    given.update(_own_names(list(given), named, _OTHER_ARGUMENTS))
+    for name in given:
+        if name not in ("send", "recv"):
+            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
+    return given.get("send"), given.get("recv")
+
+
+def _own_names(given: List[str], named: Dict[str, Any], own: Dict[str, str]) -> Dict[str, Any]:
+    result = dict(named)
+    for other in own.keys() & named.keys():
+        if own[other] in given or own[other] in result:
+            raise TypeError(f"{own[other]} and {other} are names of one argument; give one of them")
+        result[own[other]] = result.pop(other)
+    return result
+
+
 def _renamed(call: Callable[..., Any], names: List[str], own: Dict[str, str]) -> Callable[..., Any]:
+    """A call more for each call: those that take any name look at it themselves."""
     @functools.wraps(call)
     def renamed(*given: Any, **named: Any) -> Any:
-        for other in own.keys() & named.keys() if named else ():
-            if own[other] in named or names.index(own[other]) < len(given):
-                raise TypeError(f"{own[other]} and {other} are names of one argument; give one of them")
-            named[own[other]] = named.pop(other)
-        return call(*given, **named)
+        if not named:
+            return call(*given)
+        return call(*given, **_own_names(names[:len(given)], named, own))
 
     return renamed
 
