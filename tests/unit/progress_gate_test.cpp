@@ -14,7 +14,10 @@ using namespace mep_test;  // NOLINT(google-build-using-namespace)
 
 class FakeComm final : public mep::ProgressClient {
  public:
-  bool enter_look() override { return gate_.enter_look(); }
+  bool enter_look() override {
+    ++looks_;
+    return gate_.enter_look();
+  }
   bool try_look() override { return gate_.try_look(); }
   void leave_look() override { gate_.leave_look(); }
   mep::Progress look() override {
@@ -44,6 +47,7 @@ class FakeComm final : public mep::ProgressClient {
   }
   // Relaxed: a count to wait for.
   uint64_t done() const { return done_.load(std::memory_order_relaxed); }
+  uint64_t looks() const { return looks_.load(); }
   int most_inside() const { return most_inside_; }
 
  private:
@@ -57,6 +61,7 @@ class FakeComm final : public mep::ProgressClient {
   }
 
   mep::CallGate gate_;
+  std::atomic<uint64_t> looks_{0};
   uint64_t left_ = 0;  // who is inside
   int most_inside_ = 0;
   std::atomic<int> inside_{0};
@@ -130,6 +135,40 @@ void test_two_calls(void**) {
   assert_true(gate.uses_no_windows());
 }
 
+// A program that waits for each operation as soon as it has begun it is left alone.
+void test_no_look_between_calls(void**) {
+  alignas(64) mep::Doorbell doorbell{};
+  mep::doorbell_open(&doorbell);
+  FakeComm comm;
+  mep::ProgressThread thread(&doorbell, mep::WaitPolicy{});
+  assert_int_equal(thread.attach(&comm), MEP_SUCCESS);
+  // One whose program does not come back is looked at.
+  const auto await_look = [&] {
+    const uint64_t all = comm.done() + 1;
+    assert_true(comm.call(thread, 1, false));
+    for (int waits = 0; waits < 10'000 && comm.done() < all; ++waits) pause_us(1000);
+    assert_true(comm.done() == all);
+  };
+  await_look();
+  // Calls of 20 us. The test may lose its core for longer than the thread leaves it.
+  const uint64_t before = comm.looks();
+  uint64_t losses = 0;
+  uint64_t begun_ns = mep::now_ns();
+  for (int calls = 0; calls < 2000; ++calls) {
+    assert_true(comm.call(thread, 1, false));
+    while (mep::now_ns() - begun_ns < 20'000) {
+    }
+    assert_true(comm.call(thread, 0, true));
+    const uint64_t now_ns = mep::now_ns();
+    if (now_ns - begun_ns > 100'000) ++losses;
+    begun_ns = now_ns;
+  }
+  // A look takes the one unit, and one more finds that nothing is left.
+  assert_true(comm.looks() - before <= 4 * (losses + 1));
+  await_look();
+  thread.detach(&comm);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -137,6 +176,7 @@ int main(int argc, char** argv) {
   const CMUnitTest tests[] = {
       cmocka_unit_test(test_calls_and_looks),
       cmocka_unit_test(test_two_calls),
+      cmocka_unit_test(test_no_look_between_calls),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

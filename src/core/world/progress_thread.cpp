@@ -1,11 +1,14 @@
 #include "core/world/progress_thread.hpp"
 
+#include <poll.h>
 #include <pthread.h>
+#include <sys/timerfd.h>
 
 #include <algorithm>
 
 #include "base/library_thread.hpp"
 #include "base/status.hpp"
+#include "base/system_error.hpp"
 #include "base/test_delay.hpp"
 
 namespace mep {
@@ -13,6 +16,11 @@ namespace {
 
 // The cores are the program's: it sleeps soon. Over a network it looks that long without giving its core away.
 constexpr uint64_t kLookNs = 50'000;
+
+// For so long after a call, at least and at most, it leaves the operations to the program's next call. Between the two no
+// call pays for setting the timer back.
+constexpr uint64_t kLeastGraceNs = 150'000;
+constexpr uint64_t kMostGraceNs = 400'000;
 
 WaitPolicy patient(WaitPolicy policy) {
   policy.spins = 0;
@@ -33,8 +41,8 @@ ProgressThread::~ProgressThread() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
+    wake_in(0);
   }
-  changed_.notify_all();
   doorbell_ring(doorbell_);
   if (thread_.joinable()) thread_.join();
 }
@@ -44,6 +52,10 @@ ProgressThread::~ProgressThread() {
 mep_result_t ProgressThread::attach(ProgressClient* client) {
   const std::lock_guard lock(mutex_);
   if (!thread_.joinable()) {
+    if (!timer_.valid()) {
+      timer_.reset(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+      if (!timer_.valid()) return fail_call("the progress thread", "timerfd_create", errno);
+    }
     MEP_TRY(start_library_thread(
         "the progress thread", [this] { loop(); }, &thread_));
   }
@@ -64,17 +76,19 @@ void ProgressThread::begin(ProgressClient* client) {
   bool sleeps = false;
   {
     const std::lock_guard lock(mutex_);
-    if (client->is_pending_) return;
-    client->is_pending_ = true;
-    ++pending_;
-    has_begun_ = true;
-    sleeps = is_waiting_;
+    const bool is_new = !client->is_pending_;
+    if (is_new) {
+      client->is_pending_ = true;
+      ++pending_;
+      has_begun_ = true;
+    }
+    sleeps = is_waiting_ && is_new;
+    // Another comm that is pending keeps its time.
+    if (!is_waiting_ && pending_ == 1 && pauses_ == 0 && timer_due_ns_ < now_ns() + kLeastGraceNs) {
+      wake_in(kMostGraceNs);
+    }
   }
-  if (sleeps) {
-    doorbell_ring(doorbell_);
-  } else {
-    changed_.notify_one();
-  }
+  if (sleeps) doorbell_ring(doorbell_);
 }
 
 ProgressThread::Pause::Pause(ProgressThread* thread) : thread_(thread) {
@@ -86,11 +100,9 @@ ProgressThread::Pause::Pause(ProgressThread* thread) : thread_(thread) {
 
 ProgressThread::Pause::~Pause() {
   if (thread_ == nullptr) return;
-  {
-    const std::lock_guard lock(thread_->mutex_);
-    --thread_->pauses_;
-  }
-  thread_->changed_.notify_one();
+  const std::lock_guard lock(thread_->mutex_);
+  --thread_->pauses_;
+  thread_->wake_in(0);
 }
 
 // --- The thread itself ----------------------------------------------------------------------------
@@ -104,11 +116,31 @@ void ProgressThread::loop() {
 
 // False: the world ends.
 bool ProgressThread::await_pending() {
-  std::unique_lock lock(mutex_);
-  is_waiting_ = false;
-  changed_.wait(lock, [this] { return stopping_ || may_look(); });
-  is_waiting_ = true;
-  return !stopping_;
+  {
+    const std::lock_guard lock(mutex_);
+    if (may_look()) return true;
+    is_waiting_ = false;
+  }
+  for (;;) {
+    pollfd timer{timer_.get(), POLLIN, 0};
+    (void)poll(&timer, 1, -1);
+    const std::lock_guard lock(mutex_);
+    uint64_t times = 0;
+    // Not readable: a call has set it back since poll().
+    const bool is_due = read(timer_.get(), &times, sizeof times) == sizeof times;
+    if (stopping_) return false;
+    if (!is_due || !may_look()) continue;
+    is_waiting_ = true;
+    return true;
+  }
+}
+
+// The mutex is held.
+void ProgressThread::wake_in(uint64_t delay_ns) {
+  timer_due_ns_ = now_ns() + delay_ns;
+  itimerspec at{};
+  at.it_value.tv_nsec = static_cast<long>(std::max<uint64_t>(delay_ns, 1));
+  (void)timerfd_settime(timer_.get(), 0, &at, nullptr);
 }
 
 // True: there is a reason not to go to sleep, or to sleep for another time.

@@ -4,7 +4,11 @@
 // looks at it until nothing is pending there, or until a call comes in between, which sees to the operations itself
 // and hands over what is left. It looks again and again while something moves, giving its core away in between;
 // then it sleeps on the rank's doorbell, as every wait does, until a peer or a deadline asks for a look. With
-// nothing pending it sleeps on a condition, and nobody rings.
+// nothing pending it sleeps on a timer, and nobody rings.
+//
+// A call that begins an operation has looked itself, and its program often waits for the operation next. A thread that
+// wakes up meanwhile takes the core of the waiting one, or makes it wait for the end of a look. So a call does not
+// wake the sleeping thread: it sets the timer, and each further call on the same comm sets it back.
 //
 // Invariants
 //   - A comm is pending here from the end of a call that left something pending until a look that found nothing
@@ -20,6 +24,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/unique_fd.hpp"
 #include "core/world/wait.hpp"
 #include "mep.h"
 #include "transport/doorbell.hpp"
@@ -86,16 +91,17 @@ class ProgressThread {
  private:
   void loop();
   bool await_pending();
+  void wake_in(uint64_t delay_ns);
   bool look_at_all();
   bool look_at(size_t index, Progress* progress);
   bool may_look() const { return !stopping_ && pauses_ == 0 && pending_ != 0; }
 
   Doorbell* const doorbell_;
   const WaitPolicy policy_;
+  UniqueFd timer_;  // wakes the thread up while nothing is pending; opened before it starts
   uint64_t due_ns_ = Progress::kNoDeadline;  // the thread's own
 
   std::mutex mutex_;  // guards the fields below
-  std::condition_variable changed_;
   std::condition_variable looked_;
   std::vector<ProgressClient*> clients_;
   uint32_t pending_ = 0;  // clients
@@ -104,6 +110,7 @@ class ProgressThread {
   bool has_begun_ = false;   // a client, since the last round of looks began
   bool is_waiting_ = false;  // on the doorbell, or about to
   bool stopping_ = false;
+  uint64_t timer_due_ns_ = 0;
   std::thread thread_;
 };
 

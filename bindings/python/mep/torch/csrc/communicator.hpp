@@ -38,6 +38,33 @@ std::exception_ptr closed_error(const char* what);
 // A timeout in the form of MEP: from 1 ms up.
 uint32_t to_ms(std::chrono::milliseconds timeout);
 
+// A mutex whose holder can see that it is wanted, and makes way.
+class WantedMutex {
+ public:
+  void lock() {
+    wanting_.fetch_add(1, std::memory_order_relaxed);
+    mutex_.lock();
+    wanting_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  bool try_lock() {
+    const bool owns = mutex_.try_lock();
+    // The next try comes soon, or when something has ended.
+    if (!owns) was_missed_.store(true, std::memory_order_relaxed);
+    return owns;
+  }
+  void unlock() { mutex_.unlock(); }
+  // Relaxed: the mutex orders all. Held: whether another thread waits for it, or has tried to get it since this was asked.
+  bool is_wanted() {
+    return was_missed_.exchange(false, std::memory_order_relaxed) ||
+           wanting_.load(std::memory_order_relaxed) != 0;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::atomic<int> wanting_{0};
+  std::atomic<bool> was_missed_{false};
+};
+
 class Communicator {
  public:
   using Pending = std::list<c10::intrusive_ptr<MepWork>>;
@@ -64,7 +91,7 @@ class Communicator {
   uint64_t world_epoch() const;
 
   // --- With the mutex held ---
-  std::mutex& mutex() { return mutex_; }
+  WantedMutex& mutex() { return mutex_; }
   // Whether open() is still to come: operations concern this rank alone until then.
   bool is_awaited() const { return is_awaited_; }
   // The timeout of operations that begin from now on.
@@ -92,7 +119,7 @@ class Communicator {
   const pid_t owner_;
   std::atomic<bool> has_failed_{false};
   std::atomic<bool> is_excluded_{false};
-  std::mutex mutex_;
+  WantedMutex mutex_;
   Pending pending_;
   uint32_t timeout_ms_ = 0;  // 0: not known
 };

@@ -12,8 +12,10 @@
 namespace mep_torch {
 namespace {
 
-// For so long who waits carries the operation on itself, the mutex held; then the progress thread does.
+// A thread that waits carries the operation on itself, the mutex held for so long at a time, until another thread wants
+// the mutex or the last time is over; then the progress thread does.
 constexpr uint32_t kHelpMs = 1;
+constexpr int kHelps = 10;
 
 // Room for what MEP says of an operation, where somebody wants to know it.
 class OpInfo {
@@ -208,11 +210,12 @@ bool MepWork::look() {
 bool MepWork::await(std::chrono::milliseconds timeout) {
   const auto limit = std::chrono::steady_clock::now() + timeout;
   const bool is_bounded = timeout != kNoTimeout;
-  for (uint32_t help_ms = kHelpMs; !has_ended(); help_ms = 0) {
+  for (int helps = kHelps; !has_ended();) {
     bool just_ended = false;
     {
       const std::lock_guard lock(comm_->mutex());
-      just_ended = advance(help_ms);
+      just_ended = advance(helps > 0 ? kHelpMs : 0);
+      helps = comm_->mutex().is_wanted() ? 0 : helps - 1;
     }
     if (just_ended) announce();
     if (just_ended || has_ended()) break;
@@ -223,6 +226,7 @@ bool MepWork::await(std::chrono::milliseconds timeout) {
       if (left.count() <= 0) return false;
       sleep_ms = static_cast<int>(std::min<int64_t>(sleep_ms, left.count()));
     }
+    if (helps > 0) continue;
     pollfd event{this->event(), POLLIN, 0};
     (void)poll(&event, 1, event.fd >= 0 ? sleep_ms : 1);
   }
