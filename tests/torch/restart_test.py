@@ -7,6 +7,8 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import unittest
 
 import launch
@@ -61,6 +63,47 @@ def rank_starts():
             dist.destroy_process_group()
 
 
+def rank_replaced_late():
+    """Process 2 waits in vain to replace rank 1 of the first start. Nobody does in the second, which process 3 leaves."""
+    import torch
+    import torch.distributed as dist
+    import mep.torch
+    process, folder = int(os.environ["RANK"]), pathlib.Path(os.environ["TEST_FOLDER"])
+    kept = dist.FileStore(str(folder / "kept"))
+    starts = (1, 3)
+
+    def begin(rank):
+        dist.init_process_group("mep", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=60), store=kept)
+
+    if process == 2:
+        launch.wait_for(folder / "lost.1")
+        os.environ["MEP_JOIN"] = "1"
+        threading.Thread(target=lambda: (launch.wait_for(folder / "begins.3"), os._exit(0)), daemon=True).start()
+        begin(1)
+        raise AssertionError("nobody has called recover()")
+    if process in starts:
+        launch.wait_for(folder / f"begins.{process}")
+        begin(1)
+        dist.barrier()
+        os._exit(0)
+    for other in starts:
+        (folder / f"begins.{other}").touch()
+        begin(0)
+        dist.barrier()
+        try:
+            dist.barrier()
+            raise AssertionError("a barrier without rank 1")
+        except dist.DistBackendError:
+            (folder / f"lost.{other}").touch()
+        backend = mep.torch.backend_of(dist.group.WORLD)
+        if other == 1:
+            while not backend.peers_are_ready([1])[0]:
+                time.sleep(0.01)
+        else:
+            expect(torch.tensor(backend.peers_are_ready([1])), torch.tensor([False]), "the second start")
+        dist.destroy_process_group()
+
+
 def rank_under_torchrun():
     """Rank 1 ends in the first attempt's world, rank 2 before the second one's start; the third succeeds."""
     import torch
@@ -90,6 +133,9 @@ class Restarts(unittest.TestCase):
 
     def test_starts_over_new_stores(self):
         self.starts("new")
+
+    def test_a_replacement_of_an_earlier_start(self):
+        launch.run(__file__, "replaced_late", 4)
 
     def torchrun(self, *options):
         with tempfile.TemporaryDirectory(prefix="mep_torch_") as folder:

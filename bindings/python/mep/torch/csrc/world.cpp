@@ -70,16 +70,6 @@ mep_comm_t second(mep_comm_t world, const char* name, bool is_replacement) {
 std::mutex current_mutex;
 std::weak_ptr<World> current_world;  // guarded by current_mutex
 
-// In the store: "1" while a replacement of the rank waits to be admitted.
-std::string waiting_key(int rank) {
-  return "mep/waiting/" + std::to_string(rank);
-}
-
-// In the store: the ranks of a group, as int32.
-std::string ranks_key(const std::string& group) {
-  return "mep/ranks/" + group;
-}
-
 std::vector<int32_t> first_ranks(int32_t size) {
   std::vector<int32_t> ranks(static_cast<size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -138,10 +128,32 @@ World::World(c10::intrusive_ptr<c10d::Store> store, const Place& place)
   if (!place.joins_later) join();
 }
 
+// Keys that a start has written say nothing to a later one in the same store.
+std::string World::key_of_start(const std::string& name) const {
+  return starts_key() + "/" + std::to_string(store_->add(starts_key(), 0)) + "/" + name;
+}
+
+// In the store: the number of starts of the job.
+std::string World::starts_key() const {
+  return "mep/" + place_.job + "/torch";
+}
+
+// In the store: "1" while a replacement of the rank waits to be admitted.
+std::string World::waiting_key(int rank) const {
+  return key_of_start("waiting/" + std::to_string(rank));
+}
+
+// In the store: the ranks of a group, as int32.
+std::string World::ranks_key(const std::string& group) const {
+  return key_of_start("ranks/" + group);
+}
+
 void World::join() {
   if (is_left_out()) leave(place_.timeout);
   if (comms_.collectives->handle() != nullptr) return;
-  const std::string key = waiting_key(place_.rank);
+  // Before the others meet rank 0, so they find this number.
+  if (place_.rank == 0 && !place_.is_replacement) store_->add(starts_key(), 1);
+  const std::string key = place_.is_replacement ? waiting_key(place_.rank) : std::string();
   if (place_.is_replacement) store_->set(key, std::string("1"));
   comms_.collectives->open(start_world(*store_, place_, std::nullopt));
   try {
@@ -268,8 +280,9 @@ bool World::grow(int32_t count, std::chrono::milliseconds timeout) {
 }
 
 std::vector<int32_t> World::ranks_of(const std::string& group) const {
-  if (!store_->check({ranks_key(group)})) return {};
-  const std::vector<uint8_t> bytes = store_->get(ranks_key(group));
+  const std::string key = ranks_key(group);
+  if (!store_->check({key})) return {};
+  const std::vector<uint8_t> bytes = store_->get(key);
   std::vector<int32_t> ranks(bytes.size() / sizeof(int32_t));
   std::memcpy(ranks.data(), bytes.data(), ranks.size() * sizeof(int32_t));
   return ranks;

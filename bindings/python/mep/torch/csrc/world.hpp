@@ -87,6 +87,10 @@ class World {
 
  private:
   std::vector<std::shared_ptr<Communicator>> all() const;
+  std::string starts_key() const;
+  std::string key_of_start(const std::string& name) const;
+  std::string waiting_key(int rank) const;
+  std::string ranks_key(const std::string& group) const;
   mep_comm_t group_comm(const std::vector<int32_t>& ranks, const std::string& name,
                         std::chrono::milliseconds timeout);
 
