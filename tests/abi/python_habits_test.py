@@ -383,6 +383,30 @@ class Objects(Case):
 
             self.assertTrue(all(on_threads(2, work, timeout_ms=10000)))
 
+    def test_what_to_type_where_ranks_differ(self):
+        def heard(comm, *calls):
+            texts = []
+            for call in calls:
+                try:
+                    call(comm)
+                except mep.MismatchError as problem:
+                    texts.append(str(problem))
+            return texts
+
+        def lengths(name):
+            return lambda comm: heard(comm, lambda c: getattr(c, name)(np.ones(2 + c.rank)), mep.Comm.barrier)
+
+        for text in on_threads(2, lengths("allgather"), timeout_ms=10000):
+            self.assertIn("blocks of different lengths: comm.allgatherv(send)", text[0])
+        self.assertIn("blocks of different lengths: comm.gatherv(send, root, counts)", on_threads(2, lengths("gather"), timeout_ms=10000)[0][0])
+
+        def rows(comm):
+            return heard(comm, lambda c: c.scatter(np.ones((2, 3)) if c.rank == 0 else None), mep.Comm.barrier)
+
+        root, other = on_threads(2, rows, timeout_ms=10000)
+        self.assertTrue(root and other)
+        self.assertIn("comm.scatter(None, 0, recv), or let rank 0 give a list of rows", other[0])
+
     def test_a_rank_that_fails(self):
         calls = {
             "bcast": lambda comm: comm.bcast({"a": comm.rank}, 0),

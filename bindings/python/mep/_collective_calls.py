@@ -12,12 +12,15 @@ from ._collectives import COLLECTIVES
 from ._group import current_group, joins_group
 from ._habits import HabitCalls, buffers_by_name, habit_of, only, only_with_op, with_other_names
 from ._types import BufferLike, Counts, Given, Number, Numbers
+from .errors import MismatchError
 from .request import SLICE, OpInfoRecord, Request, running, wait_for
 
 if TYPE_CHECKING:
     from .comm import Comm
 
 _ENQUEUE = {name.removeprefix("mep_"): bare(name) for name in COLLECTIVES if not name.startswith("mep_i")}
+# The calls for blocks of different lengths.
+_COUNTED = {"gather": "gatherv(send, root, counts)", "allgather": "allgatherv(send)"}
 _BEGIN = {name: bare("mep_i" + name) for name in _ENQUEUE}
 _BEGIN_BROADCAST, _BEGIN_ALLREDUCE = _BEGIN["broadcast"], _BEGIN["allreduce"]
 NO_STREAM = 0
@@ -536,7 +539,13 @@ class CollectiveCalls(HabitCalls):
         except (TypeError, ValueError) as problem:
             habit = self._habit(name, prepare, given, stream, problem)
         else:
-            return self._run(name, prepared, stream)
+            try:
+                return self._run(name, prepared, stream)
+            except MismatchError as mismatch:
+                # Both calls are in the text.
+                if name in _COUNTED and mismatch.text.count(f"mep_{name} of ") == 2:
+                    mismatch.advise(f"blocks of different lengths: comm.{_COUNTED[name]}")
+                raise
         return cast(_Result, habit())
 
     def _habit(self, name: str, prepare: Any, given: tuple[Any, ...], stream: Any, problem: Exception) -> Callable[[], Any]:

@@ -141,7 +141,13 @@ class _Exchange:
         comm = self._comm
         at_root = comm.rank == root
         parts = self._pickles(objects, comm.size, problem) if at_root else []
-        size = self._exchanged("alltoall", parts, comm.size)[root]
+        try:
+            size = self._exchanged("alltoall", parts, comm.size)[root]
+        except MismatchError as mismatch:
+            if not at_root:
+                mismatch.advise(f"if rank {root} gave an array, give each other rank memory for its block, comm.scatter(None, {root}, "
+                                f"recv), or let rank {root} give a list of rows")
+            raise
         block = numpy.zeros(size, numpy.uint8)
         own = [each.size for each in parts]
         self._call("scatterv", numpy.concatenate(parts) if at_root else None, root, own if at_root else None, block)

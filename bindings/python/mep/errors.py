@@ -31,6 +31,10 @@ class Error(Exception):
         self.info = info
         super().__init__(f"{self.name}: {text}" if text else self.name)
 
+    def advise(self, advice: str) -> None:
+        """Adds to the text what to type."""
+        self.__init__(f"{self.text}; {advice}", self.code, self.info)  # type: ignore[misc]
+
     @property
     def name(self) -> str:
         return NAMES.get(self.code, f"result {self.code}")
