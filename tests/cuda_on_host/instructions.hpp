@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -65,6 +66,15 @@ inline uint32_t load_cached(const void* from) {
   return *static_cast<const uint32_t*>(from);
 }
 inline void prefetch(const void* /*from*/) {}
+
+inline float min_or_nan(float a, float b) {
+  if (std::isnan(a) || std::isnan(b)) return std::isnan(a) ? a : b;
+  return a < b || (a == b && std::signbit(a)) ? a : b;
+}
+inline float max_or_nan(float a, float b) {
+  if (std::isnan(a) || std::isnan(b)) return std::isnan(a) ? a : b;
+  return a > b || (a == b && !std::signbit(a)) ? a : b;
+}
 
 inline void sync_barrier(uint32_t barrier, uint32_t threads) {
   cuda_on_host::Cta::current().wait(barrier, threads, true);

@@ -56,12 +56,12 @@ __device__ inline void lay_out_reduction(const Team& team, CollFrame* frame, Fro
   lay_out_reduction(team, frame, from, user, 0, [](uint32_t) -> uint8_t* { return nullptr; });
 }
 
-// Sums of whole packs of all kMembers members from byte `at` on, as long as kPacks of one thread end before `end`: gives where
-// it stopped. All loads of a round are under way at a time.
+// Reduces whole packs of all kMembers members from byte `at` on, as long as kPacks of one thread end before `end`: gives where
+// it stopped. All loads of a round are under way at a time. `op`: one of Pack::add_common().
 template <typename Type, uint32_t kMembers, uint32_t kPacks>
-__device__ __noinline__ uint64_t sum_packs(const CollFrame* frame, uint32_t stride, float scale,
-                                           uint64_t at, uint64_t end) {
-  using Sum = Pack<Type>;
+__device__ __noinline__ uint64_t reduce_packs(const CollFrame* frame, mep_op_t op, uint32_t stride,
+                                              float scale, uint64_t at, uint64_t end) {
+  using Total = Pack<Type>;
   const uint8_t* from[kMembers];
 #pragma unroll
   for (uint32_t i = 0; i < kMembers; ++i) from[i] = frame->give[i];
@@ -77,12 +77,12 @@ __device__ __noinline__ uint64_t sum_packs(const CollFrame* frame, uint32_t stri
     }
 #pragma unroll
     for (uint32_t k = 0; k < kPacks; ++k) {
-      Sum sum = Sum::load(packs[0][k]);
+      Total total = Total::load(packs[0][k]);
 #pragma unroll
       for (uint32_t i = 1; i < kMembers; ++i) {
-        sum.template add_by<MEP_SUM>(Sum::load(packs[i][k]));
+        total.add_common(op, Total::load(packs[i][k]));
       }
-      packs[0][k] = sum.store_scaled(scale);
+      packs[0][k] = total.store_scaled(scale);
     }
     const auto put = [&](uint8_t* to) {
 #pragma unroll
@@ -132,7 +132,7 @@ __device__ __noinline__ void reduce_pack(const CollFrame* frame, mep_op_t op, ui
   }
 }
 
-// The team reduces the packs that begin in [begin, end) of contributions of `bytes`, in rank order. Sums and averages of 2, 3, 4
+// The team reduces the packs that begin in [begin, end) of contributions of `bytes`, in rank order. The common operators on 2, 3, 4
 // or 8 members have many loads under way, so that few CTAs fill a link. An average is a product where that is exact.
 template <typename Type>
 __device__ inline void reduce_range(const Team& team, const CollFrame& frame, mep_op_t op,
@@ -141,15 +141,16 @@ __device__ inline void reduce_range(const Team& team, const CollFrame& frame, me
   uint64_t i = begin + team.first();
   const uint32_t members = frame.members;
   const bool averages = op == MEP_AVG && (members & (members - 1)) == 0;
-  bool sums = (averages || op == MEP_SUM) && is_aligned(frame.put_user);
-  for (uint32_t k = 0; sums && k < members; ++k) sums = is_aligned(frame.give[k]);
+  const bool is_common = averages || op == MEP_SUM || op == MEP_MIN || op == MEP_MAX;
+  bool rounds = is_common && is_aligned(frame.put_user);
+  for (uint32_t k = 0; rounds && k < members; ++k) rounds = is_aligned(frame.give[k]);
   const uint64_t whole = bytes / 16 * 16 < end ? bytes / 16 * 16 : end;
   const float scale = averages ? 1.0f / static_cast<float>(members) : 1.0f;
-  const auto sum = [&](auto kernel) { i = kernel(&frame, stride, scale, i, whole); };
-  if (sums && members == 2) sum(sum_packs<Type, 2, 4>);
-  if (sums && members == 3) sum(sum_packs<Type, 3, 2>);
-  if (sums && members == 4) sum(sum_packs<Type, 4, 2>);
-  if (sums && members == 8) sum(sum_packs<Type, 8, 1>);
+  const auto reduce = [&](auto packs) { i = packs(&frame, op, stride, scale, i, whole); };
+  if (rounds && members == 2) reduce(reduce_packs<Type, 2, 4>);
+  if (rounds && members == 3) reduce(reduce_packs<Type, 3, 2>);
+  if (rounds && members == 4) reduce(reduce_packs<Type, 4, 2>);
+  if (rounds && members == 8) reduce(reduce_packs<Type, 8, 1>);
 #pragma unroll 1
   for (; i < end; i += stride) {
     reduce_pack<Type>(&frame, op, i, bytes - i < 16 ? static_cast<uint32_t>(bytes - i) : 16);

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/cuda/device/instructions.cuh"
 #include "mep.h"
 
 namespace mep::device {
@@ -75,22 +76,19 @@ struct Truth {
   static __device__ Stored store(Value value) { return value; }
 };
 
-__device__ inline uint32_t bits_of(float value) {
-  return __float_as_uint(value);
-}
 __device__ inline uint64_t bits_of(double value) {
   return static_cast<uint64_t>(__double_as_longlong(value));
-}
-__device__ inline float value_of(uint32_t bits) {
-  return __uint_as_float(bits);
 }
 __device__ inline double value_of(uint64_t bits) {
   return __longlong_as_double(static_cast<long long>(bits));
 }
 
+// NaN where one of the two is, and -0 < +0.
 template <typename Value>
 __device__ inline Value smaller(Value a, Value b) {
-  if constexpr (std::is_floating_point_v<Value>) {
+  if constexpr (std::is_same_v<Value, float>) {
+    return min_or_nan(a, b);
+  } else if constexpr (std::is_same_v<Value, double>) {
     if (a != a) return a;
     if (b != b) return b;
     if (a == b) return value_of(bits_of(a) | bits_of(b));  // of -0 and +0: -0
@@ -101,7 +99,9 @@ __device__ inline Value smaller(Value a, Value b) {
 }
 template <typename Value>
 __device__ inline Value larger(Value a, Value b) {
-  if constexpr (std::is_floating_point_v<Value>) {
+  if constexpr (std::is_same_v<Value, float>) {
+    return max_or_nan(a, b);
+  } else if constexpr (std::is_same_v<Value, double>) {
     if (a != a) return a;
     if (b != b) return b;
     if (a == b) return value_of(bits_of(a) & bits_of(b));
@@ -150,6 +150,12 @@ struct Pack {
   __device__ void add_by(const Pack& other) {
 #pragma unroll
     for (int i = 0; i < kValues; ++i) values[i] = combine<kOp>(values[i], other.values[i]);
+  }
+  // MEP_MIN, MEP_MAX, else a sum.
+  __device__ void add_common(mep_op_t op, const Pack& other) {
+    if (op == MEP_MIN) return add_by<MEP_MIN>(other);
+    if (op == MEP_MAX) return add_by<MEP_MAX>(other);
+    add_by<MEP_SUM>(other);
   }
   __device__ void add(mep_op_t op, const uint4& bytes) {
     const Pack other = load(bytes);

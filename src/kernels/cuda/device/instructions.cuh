@@ -112,6 +112,20 @@ __device__ inline void prefetch(const void* from) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 
+// --- Arithmetic ---------------------------------------------------------------------------------------
+
+// NaN where one of the two is; -0 is less than +0.
+__device__ inline float min_or_nan(float a, float b) {
+  float least;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+  return least;
+}
+__device__ inline float max_or_nan(float a, float b) {
+  float most;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+  return most;
+}
+
 // --- The CTA ------------------------------------------------------------------------------------------
 
 // Barriers by number, of so many threads, whole warps. Barrier 0 is that of __syncthreads().
