@@ -115,6 +115,10 @@ Step EpBuffer::step_send(const mep_dispatch_send_t& input) {
     op_.phase = kRows;
   }
   for (; op_.cursor < current_->routing.tokens; ++op_.cursor) {
+    if (staged_ != 0 && staged_ == staging_rows_) {
+      windows_.flush_puts();
+      staged_ = 0;
+    }
     if (!posting.allowed()) return Step::kPending;
     MEP_TEST_DELAY_POINT("ep token");
     const mep_result_t sent = send_token(input, op_.cursor);
@@ -174,10 +178,6 @@ mep_result_t EpBuffer::send_token(const mep_dispatch_send_t& input, uint32_t tok
     scales = static_cast<const std::byte*>(input.x_scales) + token * scales_stride;
   } else if (shape_.quantizes()) {
     // Once for all experts of the token; the copies below find it in the nearest cache.
-    if (staged_ == staging_rows_) {
-      windows_.flush_puts();
-      staged_ = 0;
-    }
     std::byte* quantised = staging_.data() + staged_ * (row_bytes + scale_bytes);
     ++staged_;
     auto* q = reinterpret_cast<uint8_t*>(quantised);
