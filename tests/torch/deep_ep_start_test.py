@@ -64,6 +64,22 @@ start(work, 2, results)
 print(0, layers.FOUND)
 print(*results.get())
 """,
+    "engine/cooled.py": """
+import multiprocessing, sys
+from mooncake import pg
+from mooncake.mooncake_ep_buffer import Buffer
+
+def work(results):
+    results.put(pg.__name__)
+
+if __name__ == "__main__":
+    print(0, pg.__name__, Buffer.__module__, sys.argv[1:])
+    results = multiprocessing.get_context("spawn").Queue()
+    child = multiprocessing.get_context("spawn").Process(target=work, args=(results,))
+    child.start()
+    print(1, results.get())
+    child.join()
+""",
     # The way of vLLM's load_general_plugins.
     "plugged.py": """
 import importlib.metadata, importlib.util, sys
@@ -116,6 +132,12 @@ class Started(unittest.TestCase):
     def test_without(self):
         lines = self.lines("-m", "engine.launch", expected=3, MEP_DEEP_EP="1")
         self.assertEqual([line.split()[1] for line in lines], ["nothing"] * 3)
+
+    def test_mooncake(self):
+        self.assertEqual(self.lines("-m", "mep.mooncake", "engine.cooled", "-x"),
+                         ["0 mep.mooncake.pg mep.mooncake.ep ['-x']", "1 mep.mooncake.pg"])
+        self.lines("-m", "mep.mooncake", expected=1)
+        self.assertIn("usage: python -m mep.mooncake MODULE", self.errors)
 
     def test_package(self):
         self.assertEqual(self.lines("-m", "mep.deep_ep", "engine"), ["0 mep.deep_ep", "2 mep.deep_ep None"])
