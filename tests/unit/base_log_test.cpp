@@ -271,7 +271,7 @@ void file_that_cannot_be_named_is_refused(void**) {
                {"/tmp/mep-%d", "MEP_LOG_FILE=/tmp/mep-%d has a % that is not %r, %p or %%"}};
   for (const auto& each : cases) {
     const std::string text = stderr_of("error", each.path, [] {
-      mep::fail(MEP_ERR_SYSTEM, "kept");
+      (void)mep::fail(MEP_ERR_SYSTEM, "kept");
       mep::log(LogLevel::kError, "still seen");
       if (std::string(mep_last_error()) != "kept") _exit(1);
     });

@@ -53,7 +53,8 @@ class Buffer:
                  use_fp8: Optional[bool] = True, async_finish: bool = False, return_recv_hook: bool = False
                  ) -> "Tuple[_Rows, torch.Tensor, tuple[Any, ...], EventOverlap, _Hook]":
         """Sends each row of x to its experts. Returns (recv_x or (recv_x, scales), recv_count, handle, event, hook), as
-        mep.deep_ep does. active_ranks, int32 [ranks]: a rank with 0 is left out for good; one that is gone gets 0.
+        mep.deep_ep does. active_ranks, int32 [ranks] or longer: a rank with 0 is left out for good; one that is gone
+        gets 0.
         """
         calls = self._begin(active_ranks, timeout_us, async_finish, return_recv_hook, x)
         wire = "bfloat16" if use_fp8 is False else "fp8"
@@ -107,9 +108,9 @@ class Buffer:
             raise ValueError("async_finish and return_recv_hook exclude each other")
         calls = self._joined(x)
         calls.check(active_ranks=active_ranks)
-        if active_ranks.dtype != torch.int32 or tuple(active_ranks.shape) != (self.group_size,):
+        if active_ranks.dtype != torch.int32 or active_ranks.dim() != 1 or len(active_ranks) < self.group_size:
             raise ValueError(f"active_ranks is {active_ranks.dtype} {tuple(active_ranks.shape)}; it must be int32 "
-                             f"[{self.group_size}]")
+                             f"[{self.group_size}], or longer for ranks that may come")
         if timeout_us == 0 or timeout_us < -1:
             raise ValueError(f"timeout_us is {timeout_us}; it must be -1, without end, or above 0")
         if timeout_us != self._timeout_us:
@@ -118,7 +119,7 @@ class Buffer:
         # Reading one in GPU memory waits for the GPU, so it is done where the program has written since.
         seen = self._seen is not None and self._seen[0] is active_ranks and self._seen[1] == active_ranks._version
         if not seen:
-            for rank in (active_ranks == 0).nonzero().flatten().tolist():
+            for rank in (active_ranks[:self.group_size] == 0).nonzero().flatten().tolist():
                 calls.leave_out(rank)
         return calls
 
