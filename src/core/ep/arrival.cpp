@@ -160,11 +160,11 @@ mep_result_t EpBuffer::deliver(const mep_dispatch_receive_t& outputs) {
       add_rows(static_cast<int64_t*>(outputs.statistics) + local, rows);
     }
   }
+  stage_ = Stage::kReceived;  // also where memory runs out in what follows
   begin_y(*current_);
   agree_on_result();
   note_record(complete_);
   tell_status(outputs.op_status, outputs.op_status_bytes);
-  stage_ = Stage::kReceived;
   return result_of_operation();
 }
 

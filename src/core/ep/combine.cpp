@@ -318,14 +318,14 @@ mep_result_t EpBuffer::finish_combine(const mep_combine_receive_t& sums) {
   if (sums.topk_weights != nullptr) sum_weights(sums.topk_weights);
   leave_peers_alone();
   agree_on_result();
+  stage_ = Stage::kIdle;  // also where memory runs out in what follows
+  current_ = nullptr;
   std::vector<uint8_t> contributed(shape_.ranks, 0);
   for (uint32_t rank = 0; rank < shape_.ranks; ++rank) {
     contributed[rank] = outputs_[rank] != CombineWord::kNone;
   }
   note_record(contributed);
   tell_status(sums.op_status, sums.op_status_bytes);
-  stage_ = Stage::kIdle;
-  current_ = nullptr;
   return result_of_operation();
 }
 
