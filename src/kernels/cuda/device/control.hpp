@@ -62,8 +62,8 @@ struct DeviceChannel {
   uint64_t failed_seq;
   uint32_t failed_cause;  // Cause
   uint32_t failed_rank;
-  uint64_t claimed_epoch;  // whose first failure some thread records or has recorded
-  uint32_t ticket[2];      // of the CTAs of a kernel, per stage of it; 0 between kernels
+  uint64_t claimed_epoch;    // whose first failure some thread records or has recorded
+  uint32_t ticket[2];        // of the CTAs of a kernel, per stage of it; 0 between kernels
   uint64_t next_abort_look;  // by nanoseconds(): no thread looks at the abort word before
   DeviceReport* report;
 };
