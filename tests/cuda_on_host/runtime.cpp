@@ -2,11 +2,13 @@
 
 #include <cuda.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "cuda_on_host/streams.hpp"
@@ -259,16 +261,19 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
     stream_of(stream).enqueue([=] { std::memcpy(to, from, bytes); });
     return cudaSuccess;
   }
-  // Pageable memory is read before the call returns.
+  // Pageable memory is read before the call returns, the other side is written later.
   const auto* const begin = static_cast<const std::byte*>(from);
   stream_of(stream).enqueue([to, copy = std::vector<std::byte>(begin, begin + bytes)] {
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
     std::memcpy(to, copy.data(), copy.size());
   });
   return cudaSuccess;
 }
+// From pageable memory it returns when that has been read, as CUDA does with at most 64 KiB.
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   (void)cudaMemcpyAsync(to, from, bytes, kind, nullptr);
-  return cudaStreamSynchronize(nullptr);
+  const bool is_staged = bytes <= 65536 && find_memory(from).type == cudaMemoryTypeUnregistered;
+  return is_staged ? cudaSuccess : cudaStreamSynchronize(nullptr);
 }
 cudaError_t cudaMemcpyPeerAsync(void* to, int /*to_device*/, const void* from, int /*from_device*/,
                                 size_t bytes, cudaStream_t stream) {

@@ -3,7 +3,6 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
-#include <algorithm>
 
 #include "base/status.hpp"
 
@@ -199,14 +198,6 @@ mep_result_t DeviceMemory::create(int32_t device, size_t bytes,
   MEP_TRY(mep::check(driver().create(&handle, memory->bytes_, &kind, 0), "device memory"));
   memory->handle_ = handle;
   MEP_TRY(memory->map());
-  MEP_TRY(memory->grant(device));
-  // Every GPU of this process that reaches it: ranks of the process may be on several. A refusal
-  // matters only where a rank is.
-  int count = 0;
-  MEP_TRY(mep::check(cudaGetDeviceCount(&count), "cudaGetDeviceCount"));
-  for (int peer = 0; peer < count; ++peer) {
-    if (peer != device && device_reaches(peer, device)) (void)memory->grant(peer);
-  }
   MEP_TRY(mep::check(cudaMemset(memory->data(), 0, memory->bytes_), "zeroing device memory"));
   MEP_TRY(mep::check(cudaStreamSynchronize(nullptr), "zeroing device memory"));
   *out = std::move(memory);
@@ -227,7 +218,6 @@ mep_result_t DeviceMemory::import(int32_t device, size_t bytes, const UniqueFd& 
       "taking a peer's device memory"));
   memory->handle_ = handle;
   MEP_TRY(memory->map());
-  MEP_TRY(memory->grant(device));
   *out = std::move(memory);
   return MEP_SUCCESS;
 }
@@ -238,17 +228,11 @@ mep_result_t DeviceMemory::map() {
   address_ = address;
   MEP_TRY(mep::check(driver().map(address, bytes_, 0, handle_, 0), "cuMemMap"));
   mapped_ = true;
-  return MEP_SUCCESS;
-}
-
-mep_result_t DeviceMemory::grant(int32_t device) {
   CUmemAccessDesc access{};
   access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  access.location.id = device;
+  access.location.id = device_;
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  MEP_TRY(mep::check(driver().set_access(address_, bytes_, &access, 1), "cuMemSetAccess"));
-  mapped_for_.push_back(device);
-  return MEP_SUCCESS;
+  return mep::check(driver().set_access(address_, bytes_, &access, 1), "cuMemSetAccess");
 }
 
 DeviceMemory::~DeviceMemory() {
@@ -256,10 +240,6 @@ DeviceMemory::~DeviceMemory() {
   if (mapped_) (void)driver().unmap(address_, bytes_);
   if (address_ != 0) (void)driver().free(address_, bytes_);
   if (handle_ != 0) (void)driver().release(handle_);
-}
-
-bool DeviceMemory::is_mapped_for(int32_t device) const {
-  return std::find(mapped_for_.begin(), mapped_for_.end(), device) != mapped_for_.end();
 }
 
 mep_result_t DeviceMemory::export_fd(UniqueFd* fd) const {
@@ -345,7 +325,9 @@ mep_result_t check_stream_device(int32_t device, const void* stream) {
 
 mep_result_t copy_to_device(void* to, const void* from, size_t bytes) {
   MEP_TRY(check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "copying to the GPU"));
-  return MEP_SUCCESS;
+  // From pageable memory cudaMemcpy returns before it has written: kernels of other streams would read old
+  // bytes, and the write would fault where the memory is unmapped meanwhile.
+  return check(cudaStreamSynchronize(nullptr), "copying to the GPU");
 }
 
 mep_result_t copy_from_device(void* to, const void* from, size_t bytes) {

@@ -53,7 +53,8 @@ class DeviceScope {
   int32_t device_;
 };
 
-// Zeroed device memory of one rank, mapped read-write. The memory lives until the last process that has
+// Zeroed device memory of one rank, mapped read-write for one GPU: access from another GPU of this process would start
+// a context there, some 530 MiB of its memory. The memory lives until the last process that has
 // mapped it lets go, so a rank that ends does not pull it away under running kernels.
 class DeviceMemory {
  public:
@@ -69,22 +70,18 @@ class DeviceMemory {
   std::byte* data() const { return std::bit_cast<std::byte*>(address_); }
   size_t bytes() const { return bytes_; }
   int32_t device() const { return device_; }
-  // Whether kernels of that GPU of this process can use it.
-  bool is_mapped_for(int32_t device) const;
   // A descriptor for import().
   [[nodiscard]] mep_result_t export_fd(UniqueFd* fd) const;
 
  private:
   DeviceMemory() = default;
   mep_result_t map();
-  mep_result_t grant(int32_t device);
 
   int32_t device_ = 0;
   size_t bytes_ = 0;
   uint64_t handle_ = 0;
   uint64_t address_ = 0;
   bool mapped_ = false;
-  std::vector<int32_t> mapped_for_;
 };
 
 // Zeroed pinned host memory at one address for host and devices.
@@ -123,6 +120,7 @@ class PinnedRange {
 // Whether the stream is one of that GPU, which is the thread's. CUDA itself launches on any GPU's stream.
 [[nodiscard]] mep_result_t check_stream_device(int32_t device, const void* stream);
 
+// Both return when the bytes have arrived.
 [[nodiscard]] mep_result_t copy_to_device(void* to, const void* from, size_t bytes);
 [[nodiscard]] mep_result_t copy_from_device(void* to, const void* from, size_t bytes);
 // Either way, in the order of the stream; `from` in ordinary memory may be written again at once.

@@ -18,7 +18,6 @@ class OnDevice final : public GpuWindow {
   std::byte* data() const override { return memory_->data(); }
   size_t bytes() const override { return memory_->bytes(); }
   int32_t device() const override { return memory_->device(); }
-  bool is_mapped_for(int32_t device) const override { return memory_->is_mapped_for(device); }
   mep_result_t export_fd(UniqueFd* fd) const override { return memory_->export_fd(fd); }
 
  private:
@@ -39,7 +38,6 @@ class OnHost final : public GpuWindow {
   std::byte* data() const override { return mapping_.data(); }
   size_t bytes() const override { return mapping_.bytes(); }
   int32_t device() const override { return device_; }
-  bool is_mapped_for(int32_t) const override { return true; }
   mep_result_t export_fd(UniqueFd* fd) const override {
     *fd = UniqueFd(fcntl(fd_.get(), F_DUPFD_CLOEXEC, 0));
     if (fd->valid()) return MEP_SUCCESS;

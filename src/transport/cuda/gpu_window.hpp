@@ -18,7 +18,7 @@ enum class WindowPlace : uint8_t { kDevice, kHost };
 
 class GpuWindow {
  public:
-  // Zeroed, of at least `bytes`; for all GPUs of this process that reach it.
+  // Zeroed, of at least `bytes`.
   [[nodiscard]] static mep_result_t create(WindowPlace place, int32_t device, size_t bytes,
                                            std::shared_ptr<GpuWindow>* out);
   // Another process's, by its descriptor, for this GPU. bytes: what its bytes() is.
@@ -30,8 +30,6 @@ class GpuWindow {
   virtual size_t bytes() const = 0;
   // The GPU of the rank.
   virtual int32_t device() const = 0;
-  // Whether kernels of that GPU of this process can use it.
-  virtual bool is_mapped_for(int32_t device) const = 0;
   // A descriptor for import().
   [[nodiscard]] virtual mep_result_t export_fd(UniqueFd* fd) const = 0;
 };
