@@ -30,8 +30,11 @@ void* address_of(CUdeviceptr pointer) {
 CUcontext context_of(int device) {
   return reinterpret_cast<CUcontext>(static_cast<intptr_t>(device) + 1);
 }
+int device_of(CUcontext context) {
+  return static_cast<int>(reinterpret_cast<intptr_t>(context) - 1);
+}
 
-thread_local std::vector<CUcontext> pushed;
+thread_local std::vector<int> pushed;  // devices before
 
 CUresult create(CUmemGenericAllocationHandle* handle, size_t bytes, const CUmemAllocationProp* kind,
                 unsigned long long /*flags*/) {
@@ -115,7 +118,7 @@ CUresult error_string(CUresult /*result*/, const char** text) {
   return CUDA_SUCCESS;
 }
 CUresult current_context(CUcontext* context) {
-  *context = pushed.empty() ? context_of(current_device()) : pushed.back();
+  *context = has_context(current_device()) ? context_of(current_device()) : nullptr;
   return CUDA_SUCCESS;
 }
 CUresult stream_context(CUstream stream, CUcontext* context) {
@@ -123,19 +126,30 @@ CUresult stream_context(CUstream stream, CUcontext* context) {
   return CUDA_SUCCESS;
 }
 CUresult push_context(CUcontext context) {
-  pushed.push_back(context);
+  pushed.push_back(current_device());
+  set_current_device(device_of(context));
   return CUDA_SUCCESS;
 }
 CUresult pop_context(CUcontext* context) {
   if (pushed.empty()) return CUDA_ERROR_INVALID_CONTEXT;
-  *context = pushed.back();
+  *context = context_of(current_device());
+  set_current_device(pushed.back());
   pushed.pop_back();
   return CUDA_SUCCESS;
 }
 CUresult context_device(CUdevice* device) {
-  CUcontext context = nullptr;
-  (void)current_context(&context);
-  *device = static_cast<CUdevice>(reinterpret_cast<intptr_t>(context) - 1);
+  *device = current_device();
+  return CUDA_SUCCESS;
+}
+CUresult retain_context(CUcontext* context, CUdevice device) {
+  if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+  start_context(device);
+  *context = context_of(device);
+  return CUDA_SUCCESS;
+}
+CUresult context_state(CUdevice device, unsigned int* flags, int* active) {
+  *flags = 0;
+  *active = has_context(device) ? 1 : 0;
   return CUDA_SUCCESS;
 }
 
@@ -168,6 +182,8 @@ void* find_driver_function(const char* name) {
       {"cuCtxPushCurrent", as_address(push_context)},
       {"cuCtxPopCurrent", as_address(pop_context)},
       {"cuCtxGetDevice", as_address(context_device)},
+      {"cuDevicePrimaryCtxRetain", as_address(retain_context)},
+      {"cuDevicePrimaryCtxGetState", as_address(context_state)},
   };
   for (const auto& each : functions) {
     if (std::strcmp(each.name, name) == 0) return each.function;

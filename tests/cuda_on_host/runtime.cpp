@@ -2,6 +2,7 @@
 
 #include <cuda.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -19,6 +20,7 @@ namespace {
 constexpr size_t kAlignment = 512;  // of device memory
 
 thread_local int thread_device = 0;
+std::atomic<uint64_t> started{0};  // a bit a device with a context
 thread_local cudaError_t thread_error = cudaSuccess;
 
 struct Range {
@@ -59,6 +61,15 @@ int device_count() {
 }
 int current_device() {
   return thread_device;
+}
+void set_current_device(int device) {
+  thread_device = device;
+}
+void start_context(int device) {
+  started.fetch_or(uint64_t{1} << device);
+}
+bool has_context(int device) {
+  return (started.load() >> device & 1) != 0;
 }
 bool is_device(int device) {
   return device >= 0 && device < device_count();
@@ -127,6 +138,7 @@ cudaError_t cudaGetDevice(int* device) {
 cudaError_t cudaSetDevice(int device) {
   if (!is_device(device)) return failed(cudaErrorInvalidDevice);
   thread_device = device;
+  start_context(device);
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* about, int device) {

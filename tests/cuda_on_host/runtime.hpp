@@ -17,6 +17,11 @@ constexpr size_t kSharedBytes = 227 << 10;
 int device_count();
 int current_device();
 bool is_device(int device);
+// Without a context: of a thread that the driver has given one back.
+void set_current_device(int device);
+// cudaSetDevice starts one, and cuDevicePrimaryCtxRetain.
+void start_context(int device);
+bool has_context(int device);
 
 // Remembers the thread's error and gives it back.
 cudaError_t failed(cudaError_t error);

@@ -2,7 +2,10 @@
 // MPS they take turns). They split; the last rank is killed while its kernel runs; the others are told and
 // go on with their old graphs. They call kinds that give ranks different things before and after.
 // Started without arguments it starts the ranks.
+#include <cuda.h>
+
 #include <cstring>
+#include <thread>
 
 #include "abi_rig.hpp"
 
@@ -100,6 +103,22 @@ void kinds(mep_comm_t comm, cudaStream_t stream, uint32_t members, const char* w
   cuda(cudaFreeHost(receive));
 }
 
+// A context takes some 530 MiB of a GPU: this process has one on its rank's alone.
+void expect_one_context(int32_t own) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult how{};
+  cuda(cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &found, 12000,
+                                        cudaEnableDefault, &how));
+  const auto state = reinterpret_cast<decltype(&cuDevicePrimaryCtxGetState)>(found);
+  for (int32_t gpu = 0; gpu < gpu_count(); ++gpu) {
+    unsigned int flags = 0;
+    int active = 0;
+    (void)state(gpu, &flags, &active);
+    GPU_CHECK((active != 0) == (gpu == own), "the process on GPU %d has %s context on GPU %d", own,
+              active != 0 ? "a" : "no", gpu);
+  }
+}
+
 int rank_main() {
   const mep_comm_t comm = open_own_comm();
   int32_t rank = 0, size = 0;
@@ -126,6 +145,8 @@ int rank_main() {
     expect_sum(receive, all, "together");
   }
   kinds(comm, stream, all, "together");
+  // A thread whose device is GPU 0.
+  std::thread([&] { need(mep_barrier(comm, stream), "mep_barrier"); }).join();
   splits(comm, stream, send, receive);
   if (rank == size - 1) {
     const Mark begun;
@@ -151,6 +172,7 @@ int rank_main() {
   cuda(cudaDeviceSynchronize());
   const mep_result_t left = mep_comm_destroy(comm);
   GPU_CHECK(left == MEP_SUCCESS, "destroy: %s", mep_last_error());
+  expect_one_context(gpu_of(static_cast<uint32_t>(rank)));
   cuda(cudaGraphExecDestroy(exec));
   cuda(cudaStreamDestroy(stream));
   cuda(cudaFreeHost(send));

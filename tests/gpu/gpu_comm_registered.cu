@@ -98,6 +98,7 @@ class Registered {
   void expect(Collective kind, uint32_t root, const char* where) const {
     std::vector<uint32_t> got(kBlock * size());
     for (uint32_t rank = 0; rank < size(); ++rank) {
+      cuda(cudaSetDevice(gpu_of(rank)));
       cuda(cudaMemcpy(got.data(), memory_[rank].receive, bytes(), cudaMemcpyDeviceToHost));
       size_t wrong = 0;
       for (size_t k = 0; k < got.size(); ++k)
@@ -188,6 +189,7 @@ void registered(uint32_t count) {
   if (tells) refusals(all);
   Memory& last = all.memory()[count - 1];
   uint32_t* const elsewhere = all.allocate(count - 1, all.bytes());
+  cuda(cudaSetDevice(gpu_of(count - 1)));
   cuda(cudaMemcpy(elsewhere, last.send, all.bytes(), cudaMemcpyDeviceToDevice));
   uint32_t* const of_last = std::exchange(last.send, elsewhere);
   all.run_all("one rank has other memory");

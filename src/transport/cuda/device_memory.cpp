@@ -3,6 +3,8 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <array>
+#include <atomic>
 
 #include "base/status.hpp"
 
@@ -48,6 +50,7 @@ struct Driver {
   decltype(&cuCtxPushCurrent) push_context = nullptr;
   decltype(&cuCtxPopCurrent) pop_context = nullptr;
   decltype(&cuCtxGetDevice) context_device = nullptr;
+  decltype(&cuDevicePrimaryCtxRetain) retain_context = nullptr;
   bool complete = true;
 
   template <typename Function>
@@ -78,6 +81,7 @@ struct Driver {
     find("cuCtxPushCurrent", &push_context);
     find("cuCtxPopCurrent", &pop_context);
     find("cuCtxGetDevice", &context_device);
+    find("cuDevicePrimaryCtxRetain", &retain_context);
   }
 };
 
@@ -100,6 +104,20 @@ bool has_attribute(int32_t device, CUdevice_attribute attribute) {
   int value = 0;
   return driver().complete && driver().attribute(&value, attribute, device) == CUDA_SUCCESS &&
          value != 0;
+}
+
+// The context of the GPU that the CUDA runtime uses, started where it is not yet; held until the process ends, as the
+// runtime does.
+CUresult context_of(int32_t device, CUcontext* context) {
+  constexpr int32_t kMostDevices = 64;
+  static std::array<std::atomic<CUcontext>, kMostDevices> held{};
+  if (device < 0 || device >= kMostDevices) return CUDA_ERROR_INVALID_DEVICE;
+  *context = held[device].load(std::memory_order_relaxed);
+  if (*context != nullptr) return CUDA_SUCCESS;
+  const CUresult result = driver().retain_context(context, device);
+  // Relaxed: the driver has published what the handle stands for.
+  if (result == CUDA_SUCCESS) held[device].store(*context, std::memory_order_relaxed);
+  return result;
 }
 
 CUmemAllocationProp allocation_kind(int32_t device) {
@@ -168,25 +186,40 @@ bool may_reach(int32_t device, const std::array<uint64_t, 2>& uuid) {
   return true;
 }
 
-DeviceScope::DeviceScope(int32_t device) : device_(device) {
-  if (cudaGetDevice(&before_) != cudaSuccess) before_ = -1;
-  error_ = static_cast<int32_t>(cudaSetDevice(device));
+// By its context, not by cudaSetDevice: to set a thread's device back to GPU 0, where it is unless the program says
+// otherwise, would start a context there.
+DeviceScope::DeviceScope(int32_t device) {
+  if (!driver().complete) return;
+  CUcontext current = nullptr;
+  CUcontext wanted = nullptr;
+  const CUresult found = context_of(device, &wanted);
+  error_ = static_cast<int32_t>(found);
+  if (found != CUDA_SUCCESS) return;
+  (void)driver().current_context(&current);
+  if (current == wanted) return;
+  CUresult pushed = driver().push_context(wanted);
+  if (pushed == CUDA_ERROR_CONTEXT_IS_DESTROYED) {  // by cudaDeviceReset
+    (void)driver().retain_context(&wanted, device);
+    pushed = driver().push_context(wanted);
+  }
+  error_ = static_cast<int32_t>(pushed);
+  is_pushed_ = pushed == CUDA_SUCCESS;
 }
 DeviceScope::~DeviceScope() {
-  if (before_ >= 0 && before_ != device_) (void)cudaSetDevice(before_);
+  CUcontext popped = nullptr;
+  if (is_pushed_) (void)driver().pop_context(&popped);
 }
 mep_result_t DeviceScope::check() const {
-  return mep::check(static_cast<cudaError_t>(error_), "cudaSetDevice");
+  if (!driver().complete) {
+    return fail(MEP_ERR_UNSUPPORTED, "the GPU driver is too old: CUDA 12 or later is needed");
+  }
+  return mep::check(static_cast<CUresult>(error_), "starting the GPU");
 }
 
 mep_result_t DeviceMemory::create(int32_t device, size_t bytes,
                                   std::shared_ptr<DeviceMemory>* out) {
   const DeviceScope scope(device);
   MEP_TRY(scope.check());
-  MEP_TRY(mep::check(cudaFree(nullptr), "starting the GPU"));
-  if (!driver().complete) {
-    return fail(MEP_ERR_UNSUPPORTED, "the GPU driver is too old: CUDA 12 or later is needed");
-  }
   const CUmemAllocationProp kind = allocation_kind(device);
   size_t grain = 0;
   MEP_TRY(mep::check(driver().granularity(&grain, &kind, CU_MEM_ALLOC_GRANULARITY_MINIMUM),

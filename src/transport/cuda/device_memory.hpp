@@ -38,7 +38,7 @@ bool device_reaches(int32_t device, int32_t peer);
 // The same of a GPU by its UUID; of one that this process does not see nothing is known, so it may.
 bool may_reach(int32_t device, const std::array<uint64_t, 2>& uuid);
 
-// Makes `device` the calling thread's for the life of the object.
+// Makes `device` the calling thread's for the life of the object; starts a context on no other GPU.
 class DeviceScope {
  public:
   explicit DeviceScope(int32_t device);
@@ -48,9 +48,8 @@ class DeviceScope {
   [[nodiscard]] mep_result_t check() const;
 
  private:
-  int32_t before_ = -1;
-  int32_t error_ = 0;
-  int32_t device_;
+  int32_t error_ = 0;  // of the driver
+  bool is_pushed_ = false;
 };
 
 // Zeroed device memory of one rank, mapped read-write for one GPU: access from another GPU of this process would start
