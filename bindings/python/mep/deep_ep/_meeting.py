@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import collections
-import time
 import uuid
 from typing import Any, Dict, Optional
 
@@ -10,32 +9,12 @@ import torch
 import torch.distributed as _dist
 
 import mep
-from mep.torch import backend_of
+from mep.torch import Store, backend_of
 
 _made: "Dict[str, int]" = collections.Counter()  # communicators that this process has made, by the name of the group
 
 
-class _Store:
-    """A store of c10d as mep.init(store=) wants it."""
-
-    def __init__(self, store: Any):
-        self._store = store
-
-    def put(self, key: str, value: bytes) -> None:
-        self._store.set(key, value)
-
-    def get(self, key: str, timeout: float) -> bytes:
-        limit, pause = time.monotonic() + timeout, 0.001
-        while not self._store.check([key]):  # a wait of TCPStore whose time is over prints a warning
-            if time.monotonic() > limit:
-                raise TimeoutError(f"{key} did not come")
-            time.sleep(pause)
-            pause = min(2 * pause, 0.032)
-        value: bytes = self._store.get(key)
-        return value
-
-
-def _store_of(group: Any) -> Any:
+def store_of(group: Any) -> Any:
     known = _dist.distributed_c10d._world.pg_map.get(group)
     if known is not None and known[1] is not None:
         return known[1]
@@ -73,10 +52,10 @@ class Place:
             number = _most(group, number)
         _made[group.group_name] = number + 1
         c10d: Any = _dist  # it does not say which of its names are public
-        self._store = c10d.PrefixStore(f"mep/ep/{number}", _store_of(group))
+        self._store = c10d.PrefixStore(f"mep/ep/{number}", store_of(group))
 
     def _options(self) -> dict[str, Any]:
-        return {"rank": self.rank, "size": self.size, "store": _Store(self._store),
+        return {"rank": self.rank, "size": self.size, "store": Store(self._store),
                 "job": self._store.get("job").decode()}
 
     def meet(self, partial: bool, device: Optional[int] = None) -> "mep.Comm":

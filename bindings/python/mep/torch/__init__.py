@@ -18,6 +18,7 @@ import torch as _torch
 import torch.distributed as _dist
 
 from ._build import load as _load
+from ._store import Store
 
 _binding: Any = _load()
 _c10d: Any = _dist  # it does not say which of its names are public
@@ -132,4 +133,4 @@ register()
 # Groups that a program leaves without destroy_process_group() are left in order when it ends.
 atexit.register(_binding.shut_all_down)
 
-__all__ = ["ProcessGroupMep", "backend_of", "is_replacement", "living", "recover", "register", "shrink"]
+__all__ = ["ProcessGroupMep", "Store", "backend_of", "is_replacement", "living", "recover", "register", "shrink"]
