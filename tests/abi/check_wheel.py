@@ -86,7 +86,8 @@ def check_contents(python, site, away):
     if not any("libmep." in path for path in said["loaded"]) or any("libmep." in path or not built for path in strays):
         sys.exit(f"libraries that are not the wheel's: {strays}, of {said['loaded']}")
     declared = [("torch.distributed.backends", "mep", "mep.torch:register"),
-                ("vllm.general_plugins", "mep_deep_ep", "mep.plugins:deep_ep")]
+                ("vllm.general_plugins", "mep_deep_ep", "mep.plugins:deep_ep"),
+                ("vllm.general_plugins", "mep_nixl_ep", "mep.plugins:nixl_ep")]
     if sorted(said["entries"]) != declared or said["extras"] != ["torch", "types"]:
         sys.exit(f"entry points and extras: {said['entries']}, {said['extras']}")
     register = [item for item in ast.parse((site / "mep/torch/__init__.py").read_text()).body

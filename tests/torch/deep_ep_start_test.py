@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Engines that import deep_ep and are not changed: by vLLM's entry point, and by python -m mep.deep_ep. It alone finds
-processes that start without mep.deep_ep."""
+processes that start without mep.deep_ep; mep.mooncake and mep.nixl_ep are started in the same ways."""
 import os
 import pathlib
 import re
@@ -80,14 +80,21 @@ if __name__ == "__main__":
     print(1, results.get())
     child.join()
 """,
+    "engine/elastic.py": """
+from nixl_ep import Buffer, topk_idx_t
+from nixl_ep.buffer import Buffer as Same
+import nixl_ep
+print(nixl_ep.__name__, Buffer is Same, topk_idx_t)
+""",
     # The way of vLLM's load_general_plugins.
     "plugged.py": """
 import importlib.metadata, importlib.util, sys
+FACE = sys.argv[1] if len(sys.argv) > 1 else "deep_ep"
 for point in importlib.metadata.entry_points(group="vllm.general_plugins"):
     call = point.load()
     call()
     call()
-print([each for each in ("torch", "mep.deep_ep") if each in sys.modules], importlib.util.find_spec("deep_ep") is not None)
+print([each for each in ("torch", f"mep.{FACE}") if each in sys.modules], importlib.util.find_spec(FACE) is not None)
 from engine import layers
 print(layers.FOUND)
 """,
@@ -114,7 +121,7 @@ class Started(unittest.TestCase):
             (self.folder / name).write_text(text)
 
     def lines(self, *command, expected=0, **variables):
-        environment = {name: value for name, value in os.environ.items() if name != "MEP_DEEP_EP"}
+        environment = {name: value for name, value in os.environ.items() if name not in ("MEP_DEEP_EP", "MEP_NIXL_EP")}
         path = os.pathsep.join([str(self.folder), environment["PYTHONPATH"]])
         done = subprocess.run([sys.executable, "-B", "-W", "error::DeprecationWarning:engine", "-W",
                                "error::ImportWarning", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -138,6 +145,11 @@ class Started(unittest.TestCase):
                          ["0 mep.mooncake.pg mep.mooncake.ep ['-x']", "1 mep.mooncake.pg"])
         self.lines("-m", "mep.mooncake", expected=1)
         self.assertIn("usage: python -m mep.mooncake MODULE", self.errors)
+
+    def test_nixl_ep(self):
+        self.assertEqual(self.lines("-m", "mep.nixl_ep", "engine.elastic"), ["mep.nixl_ep True torch.int64"])
+        lines = self.lines("plugged.py", "nixl_ep", MEP_NIXL_EP="1")
+        self.assertEqual(lines, ["['torch', 'mep.nixl_ep'] True", "nothing"])
 
     def test_package(self):
         self.assertEqual(self.lines("-m", "mep.deep_ep", "engine"), ["0 mep.deep_ep", "2 mep.deep_ep None"])

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The calls of released engines (engine_calls.txt), bound to the signatures of mep.deep_ep and mep.mooncake, the names that engines
-read, and what is refused by a text. Alone finds: a keyword or a name that an engine uses and MEP lacks. 3 s."""
+"""The calls of released engines (engine_calls.txt), bound to the signatures of mep.deep_ep, mep.mooncake and mep.nixl_ep, the names
+that engines read, and what is refused by a text. Alone finds: a keyword or a name that an engine uses and MEP lacks. 3 s."""
 import inspect
 import pathlib
 import sys
@@ -11,6 +11,7 @@ import torch
 import mep
 import mep.deep_ep
 import mep.mooncake
+import mep.nixl_ep
 
 NAMES = {
     "deep_ep": "Buffer Config ElasticBuffer EPHandle EventOverlap HybridEPBuffer topk_idx_t",
@@ -18,6 +19,7 @@ NAMES = {
     "deep_ep.hybrid_ep_buffer": "indices_to_map",
     "deep_ep.Buffer": "num_sms",
     "deep_ep.EventOverlap": "current_stream_wait",
+    "nixl_ep": "Buffer topk_idx_t",
     "mooncake.pg": "MooncakeBackendOptions get_peer_state recover_ranks join_group",
 }
 
@@ -44,6 +46,7 @@ class SurfaceTest(unittest.TestCase):
     def setUpClass(cls):
         mep.deep_ep.install()
         mep.mooncake.install()
+        mep.nixl_ep.install()
         import deep_ep.hybrid_ep_buffer  # noqa: F401
         import deep_ep.utils  # noqa: F401
         import mooncake.mooncake_ep_buffer  # noqa: F401

@@ -26,6 +26,7 @@ Everything of `mep.h` is in Python too. [The C API by task](../c/index.md) says 
 | [mep.torch](torch.md) | the backend `"mep"` of torch.distributed |
 | [mep.deep_ep](deep_ep.md) | DeepEP's calls |
 | [mep.mooncake](mooncake.md) | Mooncake's calls |
+| [mep.nixl_ep](nixl_ep.md) | NIXL EP's calls |
 """,
     "mep.md": page("mep", "Start, requests, messages and groups of calls.", "mep.init", "mep.init_all", "mep.join", "mep.group",
                    "mep.Request", "mep.waitall", "mep.waitany", "mep.OpInfo", "mep.Message", "mep.PeerState", "mep.View",
@@ -40,4 +41,6 @@ Everything of `mep.h` is in Python too. [The C API by task](../c/index.md) says 
                        "mep.deep_ep", "mep.deep_ep.Buffer", "mep.deep_ep.ElasticBuffer"),
     "mooncake.md": page("mep.mooncake", "Mooncake's calls. [Programs written for Mooncake](../../guide/mooncake.md) is the guide.",
                         "mep.mooncake", "mep.mooncake.pg", "mep.mooncake.ep"),
+    "nixl_ep.md": page("mep.nixl_ep", "NIXL EP's calls. [Programs written for NIXL EP](../../guide/nixl-ep.md) is the guide.",
+                       "mep.nixl_ep", "mep.nixl_ep.Buffer"),
 }

@@ -1,5 +1,5 @@
-"""`python -m FACE MODULE ARGUMENTS...`, FACE mep.deep_ep or mep.mooncake: runs a module as `python -m` does, with the names
-of the other library as the face's in it and in the children that multiprocessing starts. A child spawned finds the module by an
+"""`python -m FACE MODULE ARGUMENTS...`, FACE mep.deep_ep, mep.mooncake or mep.nixl_ep: runs a module as `python -m` does, with
+the names of the other library as the face's in it and in the children that multiprocessing starts. A child spawned finds the module by an
 environment variable, and runs it in the place of FACE._program."""
 from __future__ import annotations
 

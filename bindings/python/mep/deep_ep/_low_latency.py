@@ -29,6 +29,7 @@ class Handle(Tuple[Any, ...]):
     """(src_info, layout_range, max_tokens, hidden, num_experts) of a dispatch, for its combine."""
 
     _use: Any
+    world: Any  # of mep.nixl_ep: whose dispatch it was
 
 
 def _leave(comm: "mep.Comm") -> None:
