@@ -1,9 +1,10 @@
 // labels: quick threads tsan
 // Random calls that do not fit together, some ranks one and the others another, small and large, with delays at
 // every phase where the build has the points for them. Nobody waits for ever, who succeeds has the right bytes, and
-// the comm works on.
+// the comm works on. And the texts of all pairs of calls.
 #include <algorithm>
 
+#include "support/coll_hosts.hpp"
 #include "support/coll_sequence.hpp"
 
 namespace {
@@ -111,11 +112,81 @@ void small_counts(void**) {
   });
 }
 
+struct Named {
+  Case what;
+  const char* text;
+};
+
+const Named kNamed[] = {
+    {{Kind::k_barrier}, "mep_barrier"},
+    {{Kind::k_allreduce, MEP_INT32, MEP_MAX, 10}, "mep_allreduce of 10 int32 (max)"},
+    {{Kind::k_broadcast, MEP_INT32, MEP_SUM, 10, 0}, "mep_broadcast of 10 int32 with root 0"},
+    {{Kind::k_broadcast, MEP_FLOAT64, MEP_SUM, 0, 1}, "mep_broadcast of 0 float64 with root 1"},
+    {{Kind::k_broadcast, MEP_UINT8, MEP_SUM, 4088, 1}, "mep_broadcast of 4088 uint8 with root 1"},
+    {{Kind::k_broadcast, MEP_UINT8, MEP_SUM, 90'000, 0},
+     "mep_broadcast of 90000 uint8 with root 0"},
+    {{Kind::k_reduce, MEP_INT32, MEP_SUM, 10, 0}, "mep_reduce of 10 int32 (sum) with root 0"},
+    {{Kind::k_reduce, MEP_INT32, MEP_SUM, 10, 1}, "mep_reduce of 10 int32 (sum) with root 1"},
+    {{Kind::k_gather, MEP_BFLOAT16, MEP_SUM, 7, 0}, "mep_gather of 7 bfloat16 with root 0"},
+    {{Kind::k_gather, MEP_BFLOAT16, MEP_SUM, 8, 0}, "mep_gather of 8 bfloat16 with root 0"},
+    {{Kind::k_scatter, MEP_FLOAT8_E5M2, MEP_SUM, 3, 0}, "mep_scatter of 3 float8_e5m2 with root 0"},
+    {{Kind::k_scatter, MEP_INT32, MEP_SUM, 10, 1}, "mep_scatter of 10 int32 with root 1"},
+    {{Kind::k_alltoall, MEP_INT32, MEP_SUM, 10}, "mep_alltoall of 10 int32"},
+    {{Kind::k_allgather, MEP_INT32, MEP_SUM, 10}, "mep_allgather of 10 int32"},
+};
+
+// A rank's text has what it called and what another did.
+void check_names(const Named& own, const Named& other, int rank, Report& report) {
+  const std::string error = mep_last_error();
+  const std::string names = std::string(" called ") + other.text + ", this rank " + own.text;
+  if (error.find(names) != std::string::npos) return;
+  report.add("rank %d: \"%s\" has no \"%s\"", rank, error.c_str(), names.c_str());
+}
+
+// Rank 1 calls `other`, the rest `usual`. In the call, or where its root waited for nobody in the barrier after it.
+void check_pair(const Named& usual, const Named& other, int rank, int size, mep_comm_t comm,
+                Report& report) {
+  const Named& own = rank == 1 ? other : usual;
+  const Named& others = rank == 1 ? usual : other;
+  for (const Case& c : {own.what, Case{Kind::k_barrier}}) {
+    CaseRun run(c, rank, size);
+    const mep_result_t result = run.run(comm);
+    if (result == MEP_ERR_MISMATCH) {
+      check_names(own, others, rank, report);
+    } else if (result != MEP_SUCCESS) {
+      report.add("%s where another called %s, rank %d: %s (%s)", own.text, others.text, rank,
+                 mep_result_string(result), mep_last_error());
+    }
+  }
+  COLL_OK(report, mep_barrier(comm, nullptr));
+}
+
+void both_names(void**) {
+  struct World {
+    const char* placement;
+    uint32_t flags;
+  };
+  for (const World& world : {World{"00", 0}, World{"000", 0}, World{"000", MEP_COMM_PUT_ONLY},
+                             World{"01", 0}, World{"011", 0}}) {
+    const int size = static_cast<int>(strlen(world.placement));
+    Report report;
+    const auto body = [&](int rank, mep_comm_t comm, Report& found) {
+      for (const Named& usual : kNamed) {
+        for (const Named& other : kNamed) {
+          if (&usual != &other) check_pair(usual, other, rank, size, comm, found);
+        }
+      }
+    };
+    with_placement(world.placement, report, body, world.flags);
+    report.require_clean();
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   read_arguments(argc, argv);
   const CMUnitTest tests[] = {cmocka_unit_test(mapped), cmocka_unit_test(put_only),
-                              cmocka_unit_test(small_counts)};
+                              cmocka_unit_test(small_counts), cmocka_unit_test(both_names)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

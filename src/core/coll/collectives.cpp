@@ -13,19 +13,6 @@
 namespace mep {
 namespace {
 
-// A hash, in 22 bits, of all that must be the same on all ranks.
-uint32_t fingerprint(Collective kind, const CollectiveArgs& args) {
-  uint64_t hash = 1;
-  for (const uint64_t value :
-       {static_cast<uint64_t>(kind) | static_cast<uint64_t>(args.purpose) << 32,
-        static_cast<uint64_t>(args.count), uint64_t{args.dtype}, uint64_t{args.op},
-        static_cast<uint64_t>(args.root)}) {
-    hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
-    hash ^= hash >> 29;
-  }
-  return static_cast<uint32_t>(hash >> 24) & EagerRing::kFingerprintMask;
-}
-
 void restore_input(Operation& operation) {
   if (operation.saved_input.empty()) return;
   std::memcpy(operation.args.receive, operation.saved_input.data(), operation.saved_input.size());
@@ -130,15 +117,16 @@ void Collectives::note_number(Operation& operation) {
   if (comm().flight().is_on()) [[unlikely]]
     record(operation);
   operation.contributors = &adopted().live;
-  const uint32_t own = fingerprint(operation.kind, operation.args);
   const CollectiveType& type = type_of(operation);
   operation.is_small = operation.given_bytes <= eager_.payload_bytes();
   if (type.only_root_gives() && operation.is_small) {
-    operation.fingerprint = own;
-    rooted_fingerprint_ = (rooted_fingerprint_ ^ own) * 0x9e3779b1u + 1;
+    operation.fingerprint = fingerprint_from_root(operation.kind, operation.args);
+    rooted_fingerprint_ = (rooted_fingerprint_ ^ operation.fingerprint) * 0x9e3779b1u + 1;
+    board_.note(operation);
     return;
   }
-  operation.fingerprint = (own ^ (rooted_fingerprint_ >> 8)) & EagerRing::kFingerprintMask;
+  const uint32_t own = fingerprint_of(operation.kind, operation.args);
+  operation.fingerprint = (own ^ (rooted_fingerprint_ >> 8)) & kFingerprintMask;
   rooted_fingerprint_ = 0;
 }
 
@@ -258,10 +246,7 @@ mep_result_t Collectives::settle_result(Operation& operation) {
   // A rank whose call differed has failed by itself and gives no contributions. So nothing retained is a mismatch too.
   if (operation.retained == nullptr ||
       !EagerRing::same_call(*operation.retained, operation.fingerprint)) {
-    return fail(MEP_ERR_MISMATCH,
-                "other ranks of comm %s called another operation than this rank's %s, or with "
-                "another count, type, operator or root",
-                comm().name().c_str(), text_of_call(operation.kind, operation.args).c_str());
+    return settled_mismatch(*this, operation);
   }
   const Step step = type_of(operation).settle(*this, operation);
   return step == Step::kDone ? MEP_SUCCESS : operation.result;

@@ -109,7 +109,7 @@ class Collectives : public SideProgress {
   Pipeline& pipeline() { return pipeline_; }
   OpenMemory& open_memory() { return open_memory_; }
   const OpenMemory& open_memory() const { return open_memory_; }
-  const CallBoard& board() const { return board_; }
+  CallBoard& board() { return board_; }
   const CommView& adopted() const { return engine_.adopted(); }
   PostingScope posting() { return engine_.posting(); }
   // Bytes that `source` contributed: in its eager slot, or retained.

@@ -37,6 +37,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/coll/fingerprint.hpp"
 #include "core/coll/host_groups.hpp"
 #include "core/coll/operation.hpp"
 #include "core/world/remote.hpp"
@@ -55,7 +56,6 @@ class EagerRing {
   static constexpr size_t kMappedPayloadBytes = 4088;
   static constexpr size_t kSentPayloadBytes = 16384;
   static constexpr uint32_t kMostSentRanks = 32;
-  static constexpr uint32_t kFingerprintMask = 0x3fffff;
   static constexpr uint32_t kEntryOnly = 0x400000;
   static constexpr uint32_t kRooted = 0x800000;
 
@@ -108,9 +108,16 @@ class EagerRing {
   bool is_entry_only(uint64_t seq, uint32_t source) const {
     return (signal_payload(load_signal(window_, slot_offset(seq, source))) & kEntryOnly) != 0;
   }
-  // ... and its rank is a root that waits for nobody, so it does not see what others called.
-  bool is_from_root(uint64_t seq, uint32_t source) const {
-    return is_rooted(load_signal(window_, slot_offset(seq, source)));
+  // What `source` called, if it was a root that waits for nobody: its contribution says it. False: it was none, or the
+  // contribution is not here.
+  bool call_of_root(uint64_t epoch, uint64_t seq, uint32_t source, Collective* kind,
+                    CollectiveArgs* args) const {
+    const uint64_t word = load_signal(window_, slot_offset(seq, source));
+    return signal_matches(word, tag(epoch, seq)) && call_of_root(word, source, kind, args);
+  }
+  // The same from the word of the contribution.
+  static bool call_of_root(uint64_t word, uint32_t source, Collective* kind, CollectiveArgs* args) {
+    return is_rooted(word) && read_call_of_root(signal_payload(word), source, kind, args);
   }
   const std::byte* payload(uint64_t seq, uint32_t source) const {
     return window_ + slot_offset(seq, source) + sizeof(uint64_t);

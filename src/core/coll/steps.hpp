@@ -96,7 +96,9 @@ void show_call(Collectives& comm, const Operation& operation, Posted&& posted) {
 // The operation has failed, but not ended: its text names what both ranks called, if the other tells it in time. This
 // rank tells its own call. kFailed: the text is there.
 Step begin_mismatch(Collectives& comm, Operation& operation, uint32_t source);
-Step tell_mismatch(const Collectives& comm, Operation& operation);
+Step tell_mismatch(Collectives& comm, Operation& operation);
+// The error of an operation that a view change has decided as another call than this rank's.
+mep_result_t settled_mismatch(Collectives& comm, const Operation& operation);
 
 // A leader forwards what others wait for.
 inline Step mismatch_step(Collectives& comm, Operation& operation, uint32_t source) {
@@ -131,6 +133,8 @@ inline void show_long_wait(Collectives& comm, Operation& operation) {
   if (operation.waits_since_ns == 0) operation.waits_since_ns = now;
   if (now - operation.waits_since_ns < kLongNs || !comm.eager().has_credit(operation.seq)) return;
   show_call(comm, operation, [] {});
+  --operation
+        .looks;  // from here on it looks each time: this brings its own call to other hosts, and theirs here
 }
 
 // A rank's part of a small operation in which only the root gives. kDone: the root's contribution is here,
