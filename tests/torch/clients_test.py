@@ -141,6 +141,40 @@ def rank_wrong_arguments():
     dist.destroy_process_group()
 
 
+def rank_types_differ():
+    """Rank 0 has another type of as many bytes: each rank learns both, in the call or, where its root waited for nobody, in the
+    barrier after it."""
+    import torch
+    dist, rank, world = begin()
+    kind = torch.int32 if rank == 0 else torch.float32
+
+    def learn(call, *arguments):
+        told = 0
+        for each in (lambda: call(*arguments), dist.barrier):
+            try:
+                each()
+            except dist.DistBackendError as problem:
+                told += "MISMATCH" in str(problem) and "int32" in str(problem) and "float32" in str(problem)
+                if not told:
+                    raise
+        if not told:
+            raise AssertionError(f"{call.__name__} told rank {rank} nothing")
+        dist.barrier()
+    for count in (5, 50_000):
+        x, whole = torch.ones(count, dtype=kind), torch.ones(world * count, dtype=kind)
+        blocks = [torch.ones(count, dtype=kind) for _ in range(world)]
+        learn(dist.all_gather_into_tensor, whole, x)
+        learn(dist.reduce_scatter_tensor, x, whole)
+        learn(dist.all_to_all_single, torch.empty_like(whole), whole)
+        learn(dist.broadcast, x, 1)
+        learn(dist.all_gather, blocks, x)
+        learn(dist.all_to_all, blocks, [block.clone() for block in blocks])
+        for root in (0, 1):
+            learn(dist.gather, x, blocks if rank == root else None, root)
+            learn(dist.scatter, x, blocks if rank == root else None, root)
+    dist.destroy_process_group()
+
+
 def rank_buffer_after_recovery():
     """Buffers over a group that has taken in a replacement, which has made fewer of them: one that the others keep and
     update, in both modes, and a new one."""
@@ -311,6 +345,9 @@ class Clients(unittest.TestCase):
 
     def test_arguments_wrong_on_one_rank(self):
         launch.run(__file__, "wrong_arguments", 3)
+
+    def test_types_that_differ(self):
+        launch.run(__file__, "types_differ", 3)
 
     def test_loss_between_layers(self):
         launch.run(__file__, "loss_between_layers", 3, expected=[0, -signal.SIGKILL, 0])

@@ -35,10 +35,17 @@ std::vector<uint64_t> counts_of(const at::Tensor& tensor, const std::vector<int6
   return counts;
 }
 
-std::vector<uint64_t> bytes_of_each(const std::vector<at::Tensor>& tensors) {
-  std::vector<uint64_t> bytes;
-  for (const at::Tensor& tensor : tensors) bytes.push_back(tensor.nbytes());
-  return bytes;
+std::vector<uint64_t> counts_of_each(const std::vector<at::Tensor>& tensors, mep_dtype_t type) {
+  std::vector<uint64_t> counts;
+  for (const at::Tensor& tensor : tensors) counts.push_back(tensor.nbytes() / mep_dtype_size(type));
+  return counts;
+}
+
+// The type that two lists go as.
+mep_dtype_t type_of(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs) {
+  std::vector<at::Tensor> all = inputs;
+  all.insert(all.end(), outputs.begin(), outputs.end());
+  return elements_of(inputs[0], all).dtype;
 }
 
 // Tensors of a GPU. A rank whose own tensors are all of one size does not know whether those of others are; so all
@@ -48,11 +55,12 @@ void add_packed_alltoall(const std::vector<at::Tensor>& inputs,
   const at::Tensor from = packed_from(inputs);
   const at::Tensor place = packed_from(outputs);
   call->buffers = {from, place};
-  const std::vector<uint64_t> sent = bytes_of_each(inputs);
-  const std::vector<uint64_t> received = bytes_of_each(outputs);
+  const mep_dtype_t type = type_of(inputs, outputs);
+  const std::vector<uint64_t> sent = counts_of_each(inputs, type);
+  const std::vector<uint64_t> received = counts_of_each(outputs, type);
   call->steps.push_back([=](const Target& at) {
     return mep_alltoallv(from.const_data_ptr(), place.data_ptr(), sent.data(), nullptr,
-                         received.data(), nullptr, MEP_UINT8, at.comm, at.stream);
+                         received.data(), nullptr, type, at.comm, at.stream);
   });
   append_finish([place, outputs] { copy_out(place, outputs); }, call);
 }
@@ -116,21 +124,21 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::alltoall(Tensors& outputs, Tensors& in
     add_packed_alltoall(inputs, outputs, &call);
     return run(std::move(call));
   }
-  Blocks sent = blocks_of(inputs, MEP_UINT8, {});
-  const Blocks received = blocks_of(outputs, MEP_UINT8, sent.span);
+  const mep_dtype_t type = type_of(inputs, outputs);
+  Blocks sent = blocks_of(inputs, type, {});
+  const Blocks received = blocks_of(outputs, type, sent.span);
   // New memory may lie among the inputs.
-  if (received.packed.defined()) sent = blocks_of(inputs, MEP_UINT8, received.span);
+  if (received.packed.defined()) sent = blocks_of(inputs, type, received.span);
   call.buffers = inputs;
   call.buffers.insert(call.buffers.end(), outputs.begin(), outputs.end());
-  call.steps.push_back([sent, received](const Target& at) {
+  call.steps.push_back([sent, received, type](const Target& at) {
     const uint64_t* send_counts = sent.counts.data();
     const uint64_t* receive_counts = received.counts.data();
     return at.request == nullptr
                ? mep_alltoallv(sent.base, received.base, send_counts, sent.displs.data(),
-                               receive_counts, received.displs.data(), MEP_UINT8, at.comm,
-                               at.stream)
+                               receive_counts, received.displs.data(), type, at.comm, at.stream)
                : mep_ialltoallv(sent.base, received.base, send_counts, sent.displs.data(),
-                                receive_counts, received.displs.data(), MEP_UINT8, at.comm, nullptr,
+                                receive_counts, received.displs.data(), type, at.comm, nullptr,
                                 at.request);
   });
   if (received.packed.defined()) {

@@ -201,24 +201,27 @@ void ProcessGroupMep::add_allgather_list(Tensors& outputs, const at::Tensor& inp
   check_list(outputs, "allgather", "output");
   TORCH_CHECK_VALUE(outputs[static_cast<size_t>(rank_)].nbytes() == input.nbytes(),
                     "mep: allgather: output ", rank_, " must be as large as the input");
+  const Elements elements = elements_of(input, outputs);
   if (is_packed(outputs)) {
     at::Tensor packed = packed_from(outputs);
     call->buffers.push_back(packed);
     // One element may have any stride and be called contiguous.
-    const at::Tensor flat = input.contiguous().as_strided({input.numel()}, {1});
-    add_allgather(packed, flat.view(at::kByte), call);
+    const at::Tensor flat = input.resolve_neg().contiguous().as_strided({input.numel()}, {1});
+    const auto type = elements.dtype == MEP_UINT8 ? at::kByte : input.scalar_type();
+    at::Tensor typed = packed.view(type);
+    add_allgather(typed, flat.view(type), call);
     append_finish([packed, outputs] { copy_out(packed, outputs); }, call);
     return;
   }
   const at::Tensor from = input.contiguous();
-  const Blocks blocks = blocks_of(outputs, MEP_UINT8, span_of(from));
+  const Blocks blocks = blocks_of(outputs, elements.dtype, span_of(from));
   call->buffers.push_back(from);
-  call->steps.push_back([from = from.data_ptr(), blocks](const Target& at) {
+  call->steps.push_back([from = from.data_ptr(), blocks, dtype = elements.dtype](const Target& at) {
     const uint64_t* counts = blocks.counts.data();
     const uint64_t* displs = blocks.displs.data();
     return at.request == nullptr
-               ? mep_allgatherv(from, blocks.base, counts, displs, MEP_UINT8, at.comm, at.stream)
-               : mep_iallgatherv(from, blocks.base, counts, displs, MEP_UINT8, at.comm, nullptr,
+               ? mep_allgatherv(from, blocks.base, counts, displs, dtype, at.comm, at.stream)
+               : mep_iallgatherv(from, blocks.base, counts, displs, dtype, at.comm, nullptr,
                                  at.request);
   });
   if (blocks.packed.defined()) {
@@ -307,6 +310,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::gather(std::vector<Tensors>& outputs, 
     call.outputs = places;
   }
   const size_t bytes = from.nbytes();
+  const Elements elements = elements_of(from, places);
   if (!from.is_cpu() || bytes * static_cast<size_t>(size_) <= kPackBytes) {
     at::Tensor packed;
     if (is_root) {
@@ -316,23 +320,24 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::gather(std::vector<Tensors>& outputs, 
       call.buffers.push_back(packed);
       append_finish([packed, places] { copy_out(packed, places); }, &call);
     }
-    call.steps.push_back([from = from.data_ptr(), to = is_root ? packed.data_ptr() : nullptr, bytes,
-                          root](const Target& at) {
+    call.steps.push_back([from = from.data_ptr(), to = is_root ? packed.data_ptr() : nullptr,
+                          elements, root](const Target& at) {
       return at.request == nullptr
-                 ? mep_gather(from, to, bytes, MEP_UINT8, root, at.comm, at.stream)
-                 : mep_igather(from, to, bytes, MEP_UINT8, root, at.comm, nullptr, at.request);
+                 ? mep_gather(from, to, elements.count, elements.dtype, root, at.comm, at.stream)
+                 : mep_igather(from, to, elements.count, elements.dtype, root, at.comm, nullptr,
+                               at.request);
     });
     return run(std::move(call));
   }
   Blocks blocks;
-  if (is_root) blocks = blocks_of(places, MEP_UINT8, span_of(from));
-  call.steps.push_back([from = from.data_ptr(), bytes, blocks, root](const Target& at) {
+  if (is_root) blocks = blocks_of(places, elements.dtype, span_of(from));
+  call.steps.push_back([from = from.data_ptr(), elements, blocks, root](const Target& at) {
     const uint64_t* counts = blocks.counts.data();
     const uint64_t* displs = blocks.displs.data();
-    return at.request == nullptr ? mep_gatherv(from, blocks.base, bytes, counts, displs, MEP_UINT8,
-                                               root, at.comm, at.stream)
-                                 : mep_igatherv(from, blocks.base, bytes, counts, displs, MEP_UINT8,
-                                                root, at.comm, nullptr, at.request);
+    return at.request == nullptr ? mep_gatherv(from, blocks.base, elements.count, counts, displs,
+                                               elements.dtype, root, at.comm, at.stream)
+                                 : mep_igatherv(from, blocks.base, elements.count, counts, displs,
+                                                elements.dtype, root, at.comm, nullptr, at.request);
   });
   if (blocks.packed.defined()) {
     append_finish([packed = blocks.packed, places] { copy_out(packed, places); }, &call);
@@ -359,6 +364,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::scatter(Tensors& outputs, std::vector<
     call.inputs = inputs[0];
   }
   const size_t bytes = place.nbytes();
+  const Elements elements = elements_of(place, call.inputs);
   if (!place.is_cpu() || bytes * static_cast<size_t>(size_) <= kPackBytes) {
     at::Tensor packed;
     if (is_root) {
@@ -368,25 +374,27 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::scatter(Tensors& outputs, std::vector<
       call.buffers.push_back(packed);
     }
     call.steps.push_back([from = is_root ? packed.data_ptr() : nullptr, to = place.data_ptr(),
-                          bytes, root](const Target& at) {
+                          elements, root](const Target& at) {
       return at.request == nullptr
-                 ? mep_scatter(from, to, bytes, MEP_UINT8, root, at.comm, at.stream)
-                 : mep_iscatter(from, to, bytes, MEP_UINT8, root, at.comm, nullptr, at.request);
+                 ? mep_scatter(from, to, elements.count, elements.dtype, root, at.comm, at.stream)
+                 : mep_iscatter(from, to, elements.count, elements.dtype, root, at.comm, nullptr,
+                                at.request);
     });
     return run(std::move(call));
   }
   Blocks blocks;
   if (is_root) {
-    blocks = blocks_of(inputs[0], MEP_UINT8, span_of(place));
+    blocks = blocks_of(inputs[0], elements.dtype, span_of(place));
     for (const at::Tensor& input : inputs[0]) call.buffers.push_back(input);
   }
-  call.steps.push_back([to = place.data_ptr(), bytes, blocks, root](const Target& at) {
+  call.steps.push_back([to = place.data_ptr(), elements, blocks, root](const Target& at) {
     const uint64_t* counts = blocks.counts.data();
     const uint64_t* displs = blocks.displs.data();
-    return at.request == nullptr ? mep_scatterv(blocks.base, to, bytes, counts, displs, MEP_UINT8,
-                                                root, at.comm, at.stream)
-                                 : mep_iscatterv(blocks.base, to, bytes, counts, displs, MEP_UINT8,
-                                                 root, at.comm, nullptr, at.request);
+    return at.request == nullptr
+               ? mep_scatterv(blocks.base, to, elements.count, counts, displs, elements.dtype, root,
+                              at.comm, at.stream)
+               : mep_iscatterv(blocks.base, to, elements.count, counts, displs, elements.dtype,
+                               root, at.comm, nullptr, at.request);
   });
   return run(std::move(call));
 } catch (const c10::ValueError&) {

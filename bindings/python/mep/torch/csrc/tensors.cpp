@@ -151,6 +151,13 @@ Elements elements_of(const at::Tensor& tensor) {
   return {MEP_UINT8, tensor.nbytes()};
 }
 
+Elements elements_of(const at::Tensor& tensor, const std::vector<at::Tensor>& list) {
+  const bool are_alike = std::all_of(list.begin(), list.end(), [&](const at::Tensor& each) {
+    return each.scalar_type() == tensor.scalar_type();
+  });
+  return are_alike ? elements_of(tensor) : Elements{MEP_UINT8, tensor.nbytes()};
+}
+
 Reduction reduction_of(const c10d::ReduceOp& op, at::ScalarType type) {
   Reduction reduction;
   const bool is_float = at::isFloatingType(type);

@@ -17,6 +17,8 @@ struct Elements {
   size_t count = 0;
 };
 Elements elements_of(const at::Tensor& tensor);
+// The same with a list that travels as the tensor's type: bytes, if one of it has another.
+Elements elements_of(const at::Tensor& tensor, const std::vector<at::Tensor>& list);
 
 // How MEP reduces what c10d asks for.
 struct Reduction {
