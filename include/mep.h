@@ -1032,6 +1032,12 @@ typedef struct mep_ep_config_t {
   uint32_t num_sms;                /* CUDA; 0: the communicator's limit, else all that help */
   uint32_t timeout_ms;             /* of dispatch and combine; 0: the comm's */
   uint32_t max_replicas; /* columns of the expert map, which has at most 2^27 entries; 0: 1 */
+  /* Opaque rows, whose format MEP does not know: bytes of a row of x and recv_x, a multiple of 16,
+   * and bytes of its side words at x_scales and recv_scales, a multiple of 4 or 0 for none. A
+   * dispatch copies both as they are. input_type, wire_type and scale_type must be 0; hidden and
+   * combine_type (0: bf16) speak of y and out alone. row_bytes 0: rows have types. 0.3 */
+  uint32_t row_bytes;
+  uint32_t side_bytes;
 } mep_ep_config_t;
 static inline void mep_ep_config_defaults(mep_ep_config_t* config) {
   mep_struct_init(config, sizeof *config);
@@ -1095,10 +1101,11 @@ MEP_API mep_result_t mep_ep_set_expert_map(mep_ep_t ep, const int32_t* map);
 typedef struct mep_ep_view_t {
   uint32_t struct_size;
   uint32_t flags;
-  const void* recv_x;        /* [E_local, R*M, H] wire type */
-  const void* recv_scales;   /* [E_local, R*M, ceil(H/128)] float32 or uint8 (UE8M0); else NULL */
-  const int32_t* recv_count; /* [E_local] rows per local expert */
-  const int32_t* src_info;   /* [E_local, R*M] the token's index on its source rank */
+  const void* recv_x; /* [E_local, R*M, H] wire type, or [E_local, R*M, row_bytes] */
+  /* [E_local, R*M, ceil(H/128)] float32 or uint8 (UE8M0), or [E_local, R*M, side_bytes]; else NULL */
+  const void* recv_scales;
+  const int32_t* recv_count;       /* [E_local] rows per local expert */
+  const int32_t* src_info;         /* [E_local, R*M] the token's index on its source rank */
   const mep_range_t* layout_range; /* [E_local, R] the rows of each source */
   void* combine_input; /* [E_local, R*M, H] combine type: make y here and give this address */
   /* High throughput, else NULL: shapes as of mep_ep_layout_t, src_info [R*M]. Expanded, src_info [X], -1 for padding;
@@ -1153,9 +1160,10 @@ typedef struct mep_dispatch_send_t {
   uint32_t flags;            /* MEP_DISPATCH_* */
   uint32_t num_tokens;       /* T */
   mep_dtype_t topk_idx_type; /* MEP_INT32 or MEP_INT64; 0: int64 */
-  const void* x;             /* [T, H] input type */
+  const void* x;             /* [T, H] input type, or [T, row_bytes] */
   uint64_t x_stride_bytes;   /* between rows; 0: dense */
-  const void* x_scales;      /* [T, ceil(H/128)] for e4m3 input; NULL: quantise while sending */
+  /* [T, ceil(H/128)] for e4m3 input, [T, side_bytes] for opaque rows; NULL: quantise while sending */
+  const void* x_scales;
   uint64_t x_scales_stride_bytes; /* 0: dense */
   const void* topk_idx;           /* [T, K]; -1: none */
   const float* topk_weights;      /* [T, K] or NULL; kept in the handle for combine */

@@ -276,7 +276,7 @@ module mep_types
   end type mep_range_t
 
   type, bind(C), public :: mep_ep_config_t
-    integer(c_int32_t) :: struct_size = 80
+    integer(c_int32_t) :: struct_size = 88
     integer(c_int32_t) :: flags = 0
     type(c_ptr) :: name = c_null_ptr
     integer(c_int32_t) :: layout = 0
@@ -295,6 +295,8 @@ module mep_types
     integer(c_int32_t) :: num_sms = 0
     integer(c_int32_t) :: timeout_ms = 0
     integer(c_int32_t) :: max_replicas = 0
+    integer(c_int32_t) :: row_bytes = 0
+    integer(c_int32_t) :: side_bytes = 0
   end type mep_ep_config_t
 
   type, bind(C), public :: mep_ep_size_t

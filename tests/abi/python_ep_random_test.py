@@ -2,7 +2,7 @@
 """Random dispatches and combines of both modes on worlds of threads, bit by bit against NumPy. Needs NumPy and
 MEP_LIBRARY. `--count N --seed S`: problems S to S + N - 1.
 
-It alone finds wrong bytes of options that meet: modes, layouts, types, scales, maps, replicas, strides, halves, replays,
+It alone finds wrong bytes of options that meet: modes, layouts, types, opaque rows, scales, maps, replicas, strides, halves, replays,
 put-only ranks. 100 problems take 10 s on two cores."""
 import argparse
 import sys
@@ -103,8 +103,11 @@ class Problem:
         self.local = -(-places // self.ranks) + int(draw.integers(2))
         self.top_k = int(draw.integers(1, min(self.experts, 12) + 1))
         self.most = int(draw.choice([1, 3, 16, 33]))
-        self.input = str(draw.choice(["bfloat16", "float16", "float32", "float8_e4m3"]))
+        self.input = str(draw.choice(["bfloat16", "float16", "float32", "float8_e4m3", "opaque"]))
         self.wire = "float8_e4m3" if draw.random() < 0.5 or self.input == "float8_e4m3" else self.input
+        if self.input == "opaque":
+            self.wire = self.input
+        self.row_bytes, self.side_bytes = 16 * int(draw.choice([1, 3, 28, 64])), 4 * int(draw.choice([0, 1, 7, 56]))
         self.combine = str(draw.choice(["bfloat16", "float16", "float32"]))
         self.scale_type = str(draw.choice(["float32", "ue8m0"]))
         self.hidden = 16 * int(draw.choice([1, 2, 7, 8, 9, 20]))
@@ -156,6 +159,10 @@ class Problem:
 
     def draw_values(self, tokens):
         draw = self.draw
+        if self.input == "opaque":
+            scales = draw.integers(256, size=(tokens, self.side_bytes), dtype=np.uint8)
+            return {"x": draw.integers(256, size=(tokens, self.row_bytes), dtype=np.uint8),
+                    "scales": scales if self.side_bytes else None}
         values = draw.standard_normal((tokens, self.hidden)) * 2.0 ** draw.integers(-9, 7, (tokens, 1))
         values[draw.random(values.shape) < 0.05] = 0
         largest = draw.random(tokens) < 0.1  # of its group, and its scale a power of two
@@ -185,7 +192,10 @@ class Problem:
 
     def output(self, row, scales, place):
         """An expert's output for a row, of the combine type."""
-        values = widen(row, self.wire) if scales is None else dequantised(row[None], scales[None])[0]
+        if self.wire == "opaque":
+            values = np.resize(row if scales is None else np.concatenate([row, scales]), self.hidden).astype(FLOAT) - 128
+        else:
+            values = widen(row, self.wire) if scales is None else dequantised(row[None], scales[None])[0]
         return narrow(values * FLOAT(1 + place % 7 / 4) + FLOAT(place % 3), self.combine)
 
     def rank_output(self, row, scales, rank):
@@ -315,7 +325,7 @@ def check_expanded(problem, given, rank, got, weighs):
                     info.append(token)
                     ranges[expert, source] += 1
         while (len(x) - begin) % problem.alignment:
-            x.append(np.zeros(problem.hidden, got.x.dtype))
+            x.append(np.zeros(got.x.shape[1], got.x.dtype))
             scales.append(None if got.scales is None else np.zeros(got.scales.shape[1], got.scales.dtype))
             weights.append(0)
             info.append(-1)
@@ -367,6 +377,8 @@ def one_round(problem, given, rank, ep, handle, draw, replays=False):
         sent["topk_weights"] = part["weights"].copy()
     if part["scales"] is not None:
         sent["x_scales"] = part["scales"].copy()
+        if problem.input == "opaque" and draw.integers(2):
+            sent["x_scales"] = sent["x_scales"].view(np.int32)
     time.sleep(given["pause"] * draw.random())
     taken = {}
     if given["own_x"]:
@@ -421,10 +433,13 @@ def one_round(problem, given, rank, ep, handle, draw, replays=False):
 def run_rank(problem, comm, seed):
     options = dict(hidden=problem.hidden, top_k=problem.top_k, num_experts=problem.experts,
                    max_tokens_per_rank=problem.most, experts_per_rank=problem.local, num_buffers=problem.buffers,
-                   input_type=problem.input, wire_type=problem.wire, combine_type=problem.combine,
-                   scale_type=problem.scale_type, expert_alignment=problem.alignment,
+                   combine_type=problem.combine, expert_alignment=problem.alignment,
                    layout="expanded" if problem.expanded else "high_throughput" if problem.high
                    else "slotted" if problem.slotted else "low_latency")
+    if problem.input == "opaque":
+        options.update(row_bytes=problem.row_bytes, side_bytes=problem.side_bytes)
+    else:
+        options.update(input_type=problem.input, wire_type=problem.wire, scale_type=problem.scale_type)
     if problem.mapped:
         options["max_replicas"] = problem.replicas
     draw = np.random.default_rng([seed, comm.rank])

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "abi_rig.hpp"
+#include "ep_device_shape.hpp"
 #include "support/ep_halves.hpp"
 #include "support/small_floats.hpp"
 
@@ -21,63 +22,6 @@ namespace ep_device {
 
 using namespace gpu_test;
 using namespace mep_test;
-
-constexpr uint8_t kPoison = 0xa5;
-constexpr uint32_t kTokens = 24;  // at most
-constexpr uint32_t kHidden = 512;
-constexpr uint32_t kTopK = 4;
-constexpr uint32_t kLocalExperts = 4;
-constexpr uint32_t kGroups = kHidden / 128;
-constexpr uint32_t kAlignment = 4;  // of experts, high throughput
-struct Shape {
-  uint32_t ranks;
-  bool fp8;
-  bool slotted = false;
-  bool with_map = false;  // half as many experts as places, two places for each
-  bool throughput = false;
-  bool expanded = false;                                              // high throughput
-  uint32_t groups() const { return throughput ? 1 : kLocalExperts; }  // of rows
-  uint32_t experts() const { return ranks * kLocalExperts / (with_map ? 2 : 1); }
-  uint32_t range_groups() const { return expanded ? kLocalExperts : groups(); }
-  uint32_t rows() const {
-    if (!expanded) return groups() * ranks * kTokens;
-    const uint32_t most = ranks * kTokens * std::min(kTopK, kLocalExperts);
-    return (most + kLocalExperts * (kAlignment - 1) + kAlignment - 1) / kAlignment * kAlignment;
-  }
-  // High throughput: values that go with rows.
-  uint32_t row_values() const {
-    if (expanded) return rows();
-    return throughput ? rows() * kTopK : 0;
-  }
-  uint32_t token_values() const { return throughput ? kTokens * kTopK : 0; }
-  size_t wire_row() const { return kHidden * (fp8 ? 1 : 2); }
-};
-
-// One rank's input.
-struct Input {
-  uint32_t tokens = 0;
-  std::vector<uint16_t> x;  // bf16
-  std::vector<uint16_t> replayed_x;
-  std::vector<int64_t> experts;
-  std::vector<float> weights;
-};
-
-// One rank's output; buffers begin poisoned.
-struct Output {
-  std::vector<uint8_t> recv_x, recv_scales, src_info, counts, ranges, out;
-  std::vector<uint8_t> topk_idx, topk_weights, total, out_weights;
-  explicit Output(const Shape& s)
-      : recv_x(s.rows() * s.wire_row(), kPoison),
-        recv_scales(s.fp8 ? s.rows() * kGroups * 4 : 0, kPoison),
-        src_info(s.rows() * 4, kPoison),
-        counts(kLocalExperts * 4, kPoison),
-        ranges(s.range_groups() * s.ranks * 8, kPoison),
-        out(kTokens * kHidden * 2, kPoison),
-        topk_idx(s.expanded ? 0 : s.row_values() * 4, kPoison),
-        topk_weights(s.row_values() * 4, kPoison),
-        total(8, kPoison),
-        out_weights(s.token_values() * 4, kPoison) {}
-};
 
 inline uint16_t bf16(float value) {
   uint16_t bits = 0;
@@ -147,7 +91,12 @@ inline mep_ep_config_t ep_config(const Shape& s) {
   config.top_k = kTopK;
   config.num_experts = s.experts();
   config.experts_per_rank = kLocalExperts;
-  config.wire_type = s.fp8 ? MEP_FLOAT8_E4M3 : MEP_BFLOAT16;
+  if (s.opaque) {
+    config.row_bytes = kHidden * 2;
+    config.side_bytes = kGroups * 4;
+  } else {
+    config.wire_type = s.fp8 ? MEP_FLOAT8_E4M3 : MEP_BFLOAT16;
+  }
   config.layout = s.slotted ? MEP_EP_SLOTTED : MEP_EP_LOW_LATENCY;
   config.max_replicas = 2;
   if (s.throughput) {
@@ -186,6 +135,11 @@ inline std::vector<float> make_returned(const Shape& s, uint32_t rank, uint64_t 
   return values;
 }
 
+inline void give_sides(mep_dispatch_send_t* send) {
+  send->x_scales = send->x;
+  send->x_scales_stride_bytes = kHidden * 2;
+}
+
 // A dispatch for the reference, and a combine of y.
 inline void dispatch_on_host(const Shape& s, mep_ep_handle_t handle, const Input& in, bool replays,
                              Output* got) {
@@ -198,8 +152,9 @@ inline void dispatch_on_host(const Shape& s, mep_ep_handle_t handle, const Input
   send.topk_idx = replays ? nullptr : in.experts.data();
   send.topk_weights = replays ? nullptr : in.weights.data();
   send.flags = replays ? MEP_DISPATCH_REPLAY : 0;
+  if (s.opaque) give_sides(&send);
   args.recv_x = got->recv_x.data();
-  args.recv_scales = s.fp8 ? got->recv_scales.data() : nullptr;
+  args.recv_scales = s.has_scales() ? got->recv_scales.data() : nullptr;
   args.src_info = reinterpret_cast<int32_t*>(got->src_info.data());
   args.recv_count = reinterpret_cast<int32_t*>(got->counts.data());
   args.layout_range = reinterpret_cast<mep_range_t*>(got->ranges.data());
@@ -447,13 +402,14 @@ struct Group {
       send.topk_idx = nullptr;
       send.topk_weights = nullptr;
     }
+    if (s.opaque) give_sides(&send);
     args.recv_total = r.total;
     if (s.throughput) {
       if (!s.expanded) args.recv_topk_idx = r.topk_idx;
       args.recv_topk_weights = r.topk_weights;
     }
     args.recv_x = r.recv_x;
-    args.recv_scales = s.fp8 ? r.recv_scales : nullptr;
+    args.recv_scales = s.has_scales() ? r.recv_scales : nullptr;
     args.src_info = r.src_info;
     args.recv_count = r.counts;
     args.layout_range = r.ranges;

@@ -94,9 +94,9 @@ void agrees(const Shape& s, uint64_t seed) {
   group.expect_no_failure("at the end");
   for (const cudaGraphExec_t graph : graphs) cuda(cudaGraphExecDestroy(graph));
   std::printf("  %u ranks, %s%s%s%s: eager, phases apart, %d replays of 2 pairs; seed %llu\n",
-              s.ranks, s.fp8 ? "fp8" : "bf16", s.slotted ? ", slotted" : "",
-              s.with_map ? ", mapped" : "", s.throughput ? ", high throughput" : "",
-              (kRounds + 1) * kReplays, static_cast<unsigned long long>(seed));
+              s.ranks, s.rows_name(), s.slotted ? ", slotted" : "", s.with_map ? ", mapped" : "",
+              s.throughput ? ", high throughput" : "", (kRounds + 1) * kReplays,
+              static_cast<unsigned long long>(seed));
 }
 
 // Rank 1 receives late. Rank 0 has received and sends other rows: they must wait until rank 1 has read what came before.
@@ -179,7 +179,7 @@ void outlasts(const Shape& s, uint64_t seed) {
   group.expect_no_failure("after the timeout");
   for (const cudaGraphExec_t graph : graphs) cuda(cudaGraphExecDestroy(graph));
   std::printf("  %u ranks, %s: one stops calling, all go on in the next view; seed %llu\n", s.ranks,
-              s.fp8 ? "fp8" : "bf16", static_cast<unsigned long long>(seed));
+              s.rows_name(), static_cast<unsigned long long>(seed));
 }
 
 // Operations without op_status are told by mep_ep_last_op.
@@ -289,7 +289,7 @@ void survives(const Shape& s, bool graphs_only, uint64_t seed) {
   group.expect_no_failure("after the fault");
   for (const cudaGraphExec_t graph : graphs) cuda(cudaGraphExecDestroy(graph));
   std::printf("  %u ranks, %s: one aborts; the others go on %s; seed %llu\n", s.ranks,
-              s.fp8 ? "fp8" : "bf16", graphs_only ? "by mep_ep_last_op" : "by their next call",
+              s.rows_name(), graphs_only ? "by mep_ep_last_op" : "by their next call",
               static_cast<unsigned long long>(seed));
 }
 
@@ -388,6 +388,12 @@ int main() {
   }
   agrees({4, true, true, false}, seed + 50);
   agrees({8, false, false, true}, seed + 60);
+  for (const bool throughput : {false, true}) {
+    for (const bool second : {false, true}) {  // slotted, or expanded
+      const bool slotted = second && !throughput;
+      agrees({3, false, slotted, false, throughput, second && throughput, true}, seed + 61);
+    }
+  }
   for (const bool fp8 : {false, true}) {
     for (const uint32_t ranks : {8u, 4u, 2u, 1u}) {
       if (is_left_out(ranks, fp8)) continue;

@@ -11,8 +11,9 @@ import unittest
 
 import launch
 from launch import refused as expect
-from deep_ep_normal_cases import LOCAL, Case, cases, check_layout, check_rows, check_topk, output, plain, same, summed
-from deep_ep_test import HIDDEN, TOP_K, Case as LowLatencyCase, begin, make_buffer, sglang_layer
+from deep_ep_normal_cases import (LOCAL, Case, cases, check_layout, check_rows, check_topk, output, plain, same, summed,
+                                  uneven)
+from deep_ep_test import HIDDEN, TOP_K, Case as LowLatencyCase, begin, make_buffer, quantised, sglang_layer
 
 KINDS = ("bf16", "fp8")
 
@@ -229,6 +230,55 @@ def rank_handles():
     dist.destroy_process_group()
 
 
+# Scales of SGLang's prefill on Blackwell, of its blocks of 32, of vLLM's MXFP8, and of a row as a whole: type, columns,
+# and whether they lie column by column.
+FORMS = (("int32", HIDDEN // 512 + 1, True), ("float32", HIDDEN // 32, False), ("int32", HIDDEN // 128, False),
+         ("float32", 1, True))
+
+
+class FormedCase(Case):
+    """fp8 rows with scales of which MEP knows nothing."""
+
+    def __init__(self, ranks, seed, counts, form):
+        import torch
+        super().__init__(ranks, seed, counts)
+        kind, columns, by_column = form
+        draw = torch.Generator().manual_seed(seed)
+        self.scales = []
+        for tokens in counts:
+            bits = torch.randint(-2**31, 2**31, (tokens, columns), generator=draw).to(torch.int32)
+            scales = bits.view(getattr(torch, kind))
+            self.scales.append(scales.t().contiguous().t() if by_column else scales)
+
+    def given(self, rank, kind, x=None):
+        return quantised(self.x[rank] if x is None else x, kind)[0], self.scales[rank]
+
+
+def rank_scales():
+    """Scales of any form arrive as they are."""
+    import torch
+    deep_ep, dist, rank, ranks = begin()
+    buffer = normal_buffer(deep_ep, dist.group.WORLD)
+    for form in FORMS:
+        for number, counts in enumerate(uneven(ranks)):
+            case = FormedCase(ranks, 6000 + number, counts, form)
+            received, handle = dispatched(buffer, case, rank, "fp8")
+            assert received[1].stride() == (form[1], 1) or len(received[1]) < 2, received[1].stride()
+            values = case.given(rank, "fp8")[0].float()
+            owners = torch.tensor([len(case.ranks_of(rank, token)) for token in range(len(values))]).view(-1, 1)
+            for _ in range(2):  # the second time by a dispatch of zeros
+                sums, _, _ = buffer.combine(received[0].to(torch.bfloat16), handle)
+                same(sums, (values * owners + 0.0).to(torch.bfloat16))
+            cached, *_ = buffer.dispatch(case.given(rank, "fp8"), handle=handle)
+            check_rows(case, rank, "fp8", cached)
+            worst, *_ = dispatched(buffer, case, rank, "fp8", num_worst_tokens=9 * ranks)
+            assert (worst[1][len(received[1]):].view(torch.int32) == 0).all()
+    for number, kind in enumerate(KINDS):
+        vllm_layer(deep_ep, buffer, Case(ranks, 6100 + number, [3] * ranks), rank, kind)
+    buffer.destroy()
+    dist.destroy_process_group()
+
+
 def living(kind):
     gc.collect()
     return sum(isinstance(each, kind) for each in gc.get_objects())
@@ -350,7 +400,8 @@ def rank_refused():
             (ValueError, "num_worst_tokens -1", dispatch(num_worst_tokens=-1)),
             (ValueError, "x: torch.float32", dispatch(wrong)),
             (ValueError, "must be [tokens, hidden]", dispatch(x[0])),
-            (ValueError, "the scales of x", dispatch((x.to(torch.float8_e4m3fn), wrong))),
+            (ValueError, "the scales of x", dispatch((x.to(torch.float8_e4m3fn), wrong[:2]))),
+            (ValueError, "the scales of x", dispatch((x.to(torch.float8_e4m3fn), wrong.double()))),
             (NotImplementedError, "GPUs", dispatch(x.to("meta"))),
             (ValueError, "neither topk_idx", lambda: buffer.dispatch(x, handle=handle, topk_idx=index)),
             (ValueError, "x has 2 rows", lambda: buffer.dispatch(x[:2], handle=handle)),
@@ -469,6 +520,9 @@ class DeepEpNormalTest(unittest.TestCase):
     def test_handles(self):
         for ranks in (2, 4):
             launch.run(__file__, "handles", ranks)
+
+    def test_scales(self):
+        launch.run(__file__, "scales", 2)
 
     def test_training(self):
         for ranks in (2, 4):

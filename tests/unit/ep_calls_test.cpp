@@ -2,6 +2,7 @@
 // nothing is changed by them; and uses next to the wrap-around of their count.
 // labels: quick threads tsan asan
 #include <unistd.h>
+#include <cstring>
 
 #include <cstdio>
 
@@ -60,6 +61,18 @@ void bad_configs(void**) {
         {MEP_ERR_UNSUPPORTED, "column-major",
          [](auto* c) { c->scale_layout = MEP_SCALE_COLUMN_MAJOR; }},
         {MEP_ERR_UNSUPPORTED, "num_sms", [](auto* c) { c->num_sms = 1; }},
+        {MEP_ERR_INVALID_ARGUMENT, "row_bytes is 24", [](auto* c) { c->row_bytes = 24; }},
+        {MEP_ERR_INVALID_ARGUMENT, "side_bytes is 4 without", [](auto* c) { c->side_bytes = 4; }},
+        {MEP_ERR_INVALID_ARGUMENT, "side_bytes is 6",
+         [](auto* c) {
+           c->row_bytes = 48;
+           c->side_bytes = 6;
+         }},
+        {MEP_ERR_INVALID_ARGUMENT, "input_type, wire_type and scale_type must be 0",
+         [](auto* c) {
+           c->row_bytes = 48;
+           c->wire_type = MEP_FLOAT8_E4M3;
+         }},
     };
     for (const auto& each : cases) {
       mep_ep_config_t config = small_config();
@@ -111,10 +124,16 @@ void disagreements(void**) {
         {"combine_type", [](auto* c) { c->combine_type = MEP_FLOAT32; }},
         {"layout", [](auto* c) { c->layout = MEP_EP_SLOTTED; }},
         {"max_replicas", [](auto* c) { c->max_replicas = 2; }},
+        {"row_bytes is 48 on rank 0 and 64 on rank 1", [](auto* c) { c->row_bytes = 64; }},
+        {"side_bytes is 8 on rank 0 and 12 on rank 1", [](auto* c) { c->side_bytes = 12; }},
     };
     for (const auto& each : cases) {
       mep_ep_config_t config = small_config();
       config.num_experts = 9;
+      if (std::strstr(each.part, "_bytes") != nullptr) {
+        config.row_bytes = 48;
+        config.side_bytes = 8;
+      }
       if (rank == 1) each.differ(&config);
       mep_ep_t ep = nullptr;
       EXPECT_REFUSED(findings, MEP_ERR_MISMATCH, each.part, mep_ep_create(comm, &config, &ep));

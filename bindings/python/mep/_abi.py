@@ -299,6 +299,8 @@ class mep_ep_config_t(Structure):
         ("num_sms", c_uint32),
         ("timeout_ms", c_uint32),
         ("max_replicas", c_uint32),
+        ("row_bytes", c_uint32),
+        ("side_bytes", c_uint32),
     ]
 
 

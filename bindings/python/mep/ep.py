@@ -82,6 +82,9 @@ class Ep(Unique):
     "expanded"), experts_per_rank, num_buffers, input_type, wire_type, combine_type (names such as "bfloat16"), scale_type,
     timeout_ms, max_replicas, ...; row_memory=False is MEP_EP_NO_ROW_MEMORY, in_step=True MEP_EP_IN_STEP. Closed by close(),
     `with`, or with its communicator.
+
+    row_bytes and side_bytes: rows of a format that MEP does not know, and their side words, which travel as they are. x is
+    [T, n] of any type whose rows have row_bytes, x_scales likewise of side_bytes; received rows are uint8.
     """
 
     _address: Any = Closed("EP object")
@@ -110,15 +113,20 @@ class Ep(Unique):
         self.experts_per_rank: int = config.experts_per_rank or -(-config.num_experts // comm.size)
         self.max_tokens_per_rank: int = config.max_tokens_per_rank
         self.num_buffers: int = config.num_buffers or 2
-        self.input_type: int = config.input_type or _abi.MEP_BFLOAT16
+        self.row_bytes: int = config.row_bytes
+        self.side_bytes: int = config.side_bytes
+        self.input_type: int = _abi.MEP_UINT8 if self.row_bytes else config.input_type or _abi.MEP_BFLOAT16
         self.wire_type: int = config.wire_type or self.input_type
-        self.combine_type: int = config.combine_type or (
-            _abi.MEP_BFLOAT16 if self.input_type == _abi.MEP_FLOAT8_E4M3 else self.input_type)
+        has_other_sums = self.row_bytes or self.input_type == _abi.MEP_FLOAT8_E4M3
+        self.combine_type: int = config.combine_type or (_abi.MEP_BFLOAT16 if has_other_sums else self.input_type)
         self.max_replicas: int = config.max_replicas or 1
         self.high_throughput: bool = config.layout >= _abi.MEP_EP_HIGH_THROUGHPUT
         self.expanded: bool = config.layout == _abi.MEP_EP_EXPANDED
         self.expert_alignment: int = config.expert_alignment or 1
-        self._scale = numpy.uint8 if config.scale_type == _abi.MEP_SCALE_UE8M0 else numpy.float32
+        is_byte = self.row_bytes or config.scale_type == _abi.MEP_SCALE_UE8M0
+        self._scale = dtype_number(numpy.uint8 if is_byte else numpy.float32)
+        self._row_width: int = self.row_bytes or self.hidden
+        self._scale_width: int = self.side_bytes if self.row_bytes else (self.hidden + 127) // 128
 
     @classmethod
     def attach(cls, comm: "Comm", **options: Any) -> "Ep":
@@ -225,14 +233,14 @@ class Ep(Unique):
         rows = (*self._groups, self._group_rows)
         scales = topk_idx = topk_weights = None
         if view.recv_scales:
-            scales = self._array(view.recv_scales, (*rows, (self.hidden + 127) // 128), dtype_number(self._scale))
+            scales = self._array(view.recv_scales, (*rows, self._scale_width), self._scale)
         if view.recv_topk_idx:
             topk_idx = self._array(view.recv_topk_idx, (*rows, self.top_k), _abi.MEP_INT32)
         if view.recv_topk_weights:
             values = rows if self.expanded else (*rows, self.top_k)
             topk_weights = self._array(view.recv_topk_weights, values, _abi.MEP_FLOAT32)
         return Received(
-            x=self._array(view.recv_x, (*rows, self.hidden), self.wire_type),
+            x=self._array(view.recv_x, (*rows, self._row_width), self.wire_type),
             scales=scales,
             count=self._array(view.recv_count, (self.experts_per_rank,), _abi.MEP_INT32),
             src_info=self._array(view.src_info, rows, _abi.MEP_INT32),
@@ -341,12 +349,11 @@ class Handle(Unique):
         tokens = self._tokens
         if phase != "receive":
             args = send = _dispatch_send()
-            rows = self._rows(x, ep.input_type, ep.hidden, "x", keep)
+            rows = self._rows(x, None if ep.row_bytes else ep.input_type, ep._row_width, "x", keep)
             tokens = args.num_tokens = rows[2]
             args.x, args.x_stride_bytes = rows[0], rows[1]
             if x_scales is not None:
-                kind = dtype_number(self._ep._scale)
-                scales = self._rows(x_scales, kind, (ep.hidden + 127) // 128, "x_scales", keep)
+                scales = self._rows(x_scales, None if ep.row_bytes else ep._scale, ep._scale_width, "x_scales", keep)
                 if scales[2] != tokens:
                     raise ValueError(f"x_scales has {scales[2]} rows, x has {tokens}")
                 args.x_scales, args.x_scales_stride_bytes = scales[0], scales[1]
@@ -498,18 +505,21 @@ class Handle(Unique):
         rows = (1 if ep.high_throughput else experts) * ep._group_rows
         if "recv_x" in given:
             found = buffer(given["recv_x"], writable=True)
-            _expect(found, ep.wire_type, "recv_x")
+            if not ep.row_bytes:
+                _expect(found, ep.wire_type, "recv_x")
             if found.count == 0:  # which C takes for as large as its own
                 raise ValueError("recv_x is empty")
             args.recv_x, args.recv_capacity = found.address, found.count * found.itemsize
             keep.append(found)
-        sizes = {"recv_scales": (ep._scale, rows * ((ep.hidden + 127) // 128)),
+        sizes = {"recv_scales": (ep._scale, rows * ep._scale_width),
                  "recv_count": ("int32", experts), "recv_count_host": ("int32", experts),
                  "src_info": ("int32", rows), "layout_range": ("int64", math.prod(ep._ranges)),
                  "recv_topk_idx": ("int32", rows * ep.top_k), "recv_topk_weights": ("float32", rows * ep._weights_of_row),
                  "statistics": (None, experts)}
         for name, (kind, count) in sizes.items():
             if name in given:
+                if name == "recv_scales" and ep.row_bytes:  # any type
+                    kind, count = None, count // max(buffer(given[name]).itemsize, 1)
                 found = self._flat(given[name], kind, count, name, keep, writable=True)
                 setattr(args, name, found.address)
                 if name == "statistics":
@@ -531,15 +541,17 @@ class Handle(Unique):
         return found
 
     @staticmethod
-    def _rows(value: Any, kind: int, width: int, name: str, keep: list[Any],
+    def _rows(value: Any, kind: Optional[int], width: int, name: str, keep: list[Any],
               writable: bool = False) -> tuple[Any, ...]:
-        """(address, stride in bytes, number of rows) of a [rows, width] array."""
+        """(address, stride in bytes, number of rows) of a [rows, width] array; kind None: of any type, width in bytes."""
         if value is None:
             raise TypeError(f"{name} is missing")
         found, stride = rows_buffer(value, name, writable)
-        _expect(found, kind, name)
-        if len(found.shape) != 2 or found.shape[1] != width:
-            raise ValueError(f"{name} has shape {found.shape}, it must be [rows, {width}]")
+        if kind is not None:
+            _expect(found, kind, name)
+        if len(found.shape) != 2 or found.shape[1] * (found.itemsize if kind is None else 1) != width:
+            wanted = f"[rows, n], {width} bytes a row" if kind is None else f"[rows, {width}]"
+            raise ValueError(f"{name} has shape {found.shape}, it must be {wanted}")
         keep.append(found)
         return found.address, stride, found.shape[0]
 

@@ -108,7 +108,7 @@ class EagerRing {
   bool is_entry_only(uint64_t seq, uint32_t source) const {
     return (signal_payload(load_signal(window_, slot_offset(seq, source))) & kEntryOnly) != 0;
   }
-  // What `source` called, if it was a root that waits for nobody: its contribution says it. False: it was none, or the
+  // The call of `source`, if it was a root that waits for nobody: its contribution says it. False: it was none, or the
   // contribution is not here.
   bool call_of_root(uint64_t epoch, uint64_t seq, uint32_t source, Collective* kind,
                     CollectiveArgs* args) const {

@@ -8,7 +8,7 @@
 namespace mep {
 namespace {
 
-// Of a root: bits 0-14 count, 15-20 type, 21 which of the kinds. All of them are mixed with the root.
+// Bits of a root's call: 0-14 count, 15-20 type, 21 which of the kinds. All of them are mixed with the root.
 constexpr uint32_t kTypeShift = 15;
 constexpr uint32_t kKindShift = 21;
 constexpr uint32_t kCountMask = (1u << kTypeShift) - 1;

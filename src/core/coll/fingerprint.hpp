@@ -9,7 +9,7 @@ namespace mep {
 
 inline constexpr uint32_t kFingerprintMask = 0x3fffff;
 
-// Of all that must be the same on all ranks.
+// A digest of all that must be the same on all ranks.
 uint32_t fingerprint_of(Collective kind, const CollectiveArgs& args);
 // The same for a small call in which only the root gives. From it and the root the whole call can be read.
 uint32_t fingerprint_from_root(Collective kind, const CollectiveArgs& args);

@@ -12,7 +12,7 @@ namespace {
 // for that.
 constexpr uint64_t kMostNs = 1'000'000'000;
 
-// What a rank called as operation `seq`; empty: not known here.
+// The call of a rank as operation `seq`; empty: not known here.
 std::string text_of(Collectives& comm, uint64_t epoch, uint64_t seq, uint32_t rank) {
   Collective kind{};
   CollectiveArgs args;

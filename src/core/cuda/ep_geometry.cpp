@@ -20,6 +20,8 @@ device::EpGeometry ep_geometry(const EpShape& shape, const EpDeviceOptions& opti
   sizes.wire_type = shape.wire_type;
   sizes.combine_type = shape.combine_type;
   sizes.scale_type = shape.scale_type;
+  sizes.row_bytes = shape.row_bytes;
+  sizes.side_bytes = shape.side_bytes;
   sizes.slotted = shape.slotted() ? 1 : 0;
   sizes.column_major = options.column_major ? 1 : 0;
   sizes.high_throughput = shape.high_throughput() ? 1 : 0;

@@ -50,11 +50,12 @@ mep_result_t check_dispatch_input(const EpShape& shape, const mep_dispatch_send_
     return fail(MEP_ERR_INVALID_ARGUMENT, "%s is NULL, but there are %u tokens",
                 input.x == nullptr ? "x" : "topk_idx", input.num_tokens);
   }
-  const bool needs_scales = shape.input_type == MEP_FLOAT8_E4M3;
+  const bool needs_scales = shape.takes_scales();
   if (input.num_tokens != 0 && needs_scales != (input.x_scales != nullptr)) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, needs_scales
-                                              ? "x_scales is NULL; e4m3 input needs its scales"
-                                              : "x_scales is given; only e4m3 input has scales");
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                needs_scales
+                    ? "x_scales is NULL; e4m3 input needs its scales, an opaque row its side words"
+                    : "x_scales is given; only e4m3 input and opaque rows with side_bytes have it");
   }
   if (input.x_stride_bytes != 0 && input.x_stride_bytes < shape.input_row_bytes()) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "x_stride_bytes is %llu; a row has %zu",

@@ -12,6 +12,8 @@ namespace mep {
 namespace {
 
 constexpr size_t kRowUnitBytes = 16;
+constexpr uint32_t kSideUnitBytes = 4;
+constexpr uint32_t kMaxSideBytes = 1u << 16;
 // Counts of rows and of (token, k) entries are 31-bit numbers.
 constexpr uint64_t kMaxCount = std::numeric_limits<int32_t>::max();
 
@@ -133,7 +135,36 @@ mep_result_t resolve_counts(const mep_ep_config_t& config, EpShape* shape) {
   return resolve_replicas(config, places, shape);
 }
 
-mep_result_t resolve_types(const mep_ep_config_t& config, EpShape* shape) {
+// Rows of bytes: no type but that of y and out.
+mep_result_t resolve_opaque(const mep_ep_config_t& config, EpShape* shape) {
+  if (config.input_type != 0 || config.wire_type != 0 || config.scale_type != 0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "row_bytes is %u, so input_type, wire_type and scale_type must be 0: rows have no "
+                "types",
+                config.row_bytes);
+  }
+  if (config.row_bytes % kRowUnitBytes != 0 || config.row_bytes > kMaxCount) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "row_bytes is %u; it must be a multiple of %zu below 2^31", config.row_bytes,
+                kRowUnitBytes);
+  }
+  if (config.side_bytes % kSideUnitBytes != 0 || config.side_bytes > kMaxSideBytes) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "side_bytes is %u; it must be a multiple of %u of at most %u", config.side_bytes,
+                kSideUnitBytes, kMaxSideBytes);
+  }
+  shape->row_bytes = config.row_bytes;
+  shape->side_bytes = config.side_bytes;
+  shape->input_type = MEP_UINT8;
+  shape->wire_type = MEP_UINT8;
+  shape->combine_type = config.combine_type != 0 ? config.combine_type : mep_dtype_t{MEP_BFLOAT16};
+  return MEP_SUCCESS;
+}
+
+mep_result_t resolve_typed(const mep_ep_config_t& config, EpShape* shape) {
+  if (config.side_bytes != 0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "side_bytes is %u without row_bytes", config.side_bytes);
+  }
   shape->input_type = config.input_type != 0 ? config.input_type : mep_dtype_t{MEP_BFLOAT16};
   shape->wire_type = config.wire_type != 0 ? config.wire_type : shape->input_type;
   shape->combine_type = config.combine_type;
@@ -150,6 +181,11 @@ mep_result_t resolve_types(const mep_ep_config_t& config, EpShape* shape) {
     return fail(MEP_ERR_UNSUPPORTED, "wire_type %u: it is the input type or e4m3",
                 shape->wire_type);
   }
+  return MEP_SUCCESS;
+}
+
+mep_result_t resolve_types(const mep_ep_config_t& config, EpShape* shape) {
+  MEP_TRY(config.row_bytes != 0 ? resolve_opaque(config, shape) : resolve_typed(config, shape));
   if (!is_float16_or_32(shape->combine_type)) {
     return fail(MEP_ERR_UNSUPPORTED, "combine_type %u: bf16, f16 and f32 are built",
                 shape->combine_type);
@@ -189,6 +225,8 @@ std::array<AgreedField, kAgreedFields> agreed_fields(const EpShape& shape,
                                      {"layout", shape.layout},
                                      {"expert_alignment", shape.expert_alignment},
                                      {"max_replicas", shape.max_replicas},
+                                     {"row_bytes", shape.row_bytes},
+                                     {"side_bytes", shape.side_bytes},
                                      {"MEP_EP_IN_STEP in flags", shape.in_step() ? 1u : 0u}});
 }
 
@@ -220,7 +258,7 @@ mep_result_t compare_configs(Comm& comm, const EpShape& shape, const std::string
 }  // namespace
 
 size_t EpShape::scale_row_bytes() const {
-  if (!has_scales()) return 0;
+  if (is_opaque() || !has_scales()) return side_bytes;
   return scale_groups(hidden) * (scale_type == MEP_SCALE_FLOAT32 ? sizeof(float) : 1);
 }
 

@@ -46,11 +46,15 @@ struct EpShape {
   mep_dtype_t wire_type = MEP_BFLOAT16;
   mep_dtype_t combine_type = MEP_BFLOAT16;
   uint32_t scale_type = MEP_SCALE_FLOAT32;
-  uint32_t flags = 0;  // MEP_EP_*
+  uint32_t flags = 0;       // MEP_EP_*
+  uint32_t row_bytes = 0;   // opaque rows; 0: rows have types
+  uint32_t side_bytes = 0;  // of an opaque row
 
-  // e4m3 on the wire: rows carry scales. If x is e4m3 already, the caller gives them.
-  bool has_scales() const { return wire_type == MEP_FLOAT8_E4M3; }
-  bool quantizes() const { return has_scales() && input_type != MEP_FLOAT8_E4M3; }
+  bool is_opaque() const { return row_bytes != 0; }
+  // e4m3 on the wire: rows carry scales. If x is e4m3 already, the caller gives them, as the side words of opaque rows.
+  bool has_scales() const { return wire_type == MEP_FLOAT8_E4M3 || side_bytes != 0; }
+  bool takes_scales() const { return input_type == MEP_FLOAT8_E4M3 || side_bytes != 0; }
+  bool quantizes() const { return has_scales() && !takes_scales(); }
   bool slotted() const { return layout == MEP_EP_SLOTTED; }
   bool expanded() const { return layout == MEP_EP_EXPANDED; }
   bool has_row_memory() const { return (flags & MEP_EP_NO_ROW_MEMORY) == 0; }
@@ -68,8 +72,12 @@ struct EpShape {
   }
   // Rows of recv_x and combine_input in mep_ep_view_t.
   uint64_t view_rows() const { return expanded() ? expanded_rows() : rows(); }
-  size_t input_row_bytes() const { return hidden * mep_dtype_size(input_type); }
-  size_t wire_row_bytes() const { return hidden * mep_dtype_size(wire_type); }
+  size_t input_row_bytes() const {
+    return is_opaque() ? row_bytes : hidden * mep_dtype_size(input_type);
+  }
+  size_t wire_row_bytes() const {
+    return is_opaque() ? row_bytes : hidden * mep_dtype_size(wire_type);
+  }
   size_t combine_row_bytes() const { return hidden * mep_dtype_size(combine_type); }
   // 0 without scales.
   size_t scale_row_bytes() const;
@@ -92,7 +100,7 @@ struct EpDeviceOptions {
 // same config.
 struct EpAgreement {
   // Values of each rank that are exchanged by `values`; or a bit for each rank, if that is more.
-  static constexpr size_t kMostValues = 15;
+  static constexpr size_t kMostValues = 17;
 
   std::string name;
   uint64_t window_seed = 0;  // ids of its windows follow from it

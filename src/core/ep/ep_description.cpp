@@ -35,10 +35,14 @@ mep_result_t check_shape(std::span<const std::byte> bytes, uint32_t rank, uint32
   config.experts_per_rank = out->local_experts;
   config.num_buffers = out->buffers;
   config.max_replicas = out->max_replicas;
-  config.input_type = out->input_type;
-  config.wire_type = out->wire_type;
+  if (!out->is_opaque()) {
+    config.input_type = out->input_type;
+    config.wire_type = out->wire_type;
+    config.scale_type = out->scale_type;
+  }
   config.combine_type = out->combine_type;
-  config.scale_type = out->scale_type;
+  config.row_bytes = out->row_bytes;
+  config.side_bytes = out->side_bytes;
   config.flags = out->flags;
   EpShape checked;
   MEP_TRY(resolve_ep_config(rank, ranks, config, &checked));
@@ -47,7 +51,8 @@ mep_result_t check_shape(std::span<const std::byte> bytes, uint32_t rank, uint32
                     checked.expert_alignment == out->expert_alignment &&
                     checked.buffers == out->buffers && checked.max_replicas == out->max_replicas &&
                     checked.input_type == out->input_type && checked.wire_type == out->wire_type &&
-                    checked.combine_type == out->combine_type;
+                    checked.combine_type == out->combine_type &&
+                    checked.side_bytes == out->side_bytes;
   return same ? MEP_SUCCESS : malformed();
 }
 

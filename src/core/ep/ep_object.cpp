@@ -106,6 +106,8 @@ mep_result_t EpObject::check_config(const EpShape& given, const EpDeviceOptions&
                 {"wire_type", given.wire_type, shape_.wire_type},
                 {"combine_type", given.combine_type, shape_.combine_type},
                 {"scale_type", given.scale_type, shape_.scale_type},
+                {"row_bytes", given.row_bytes, shape_.row_bytes},
+                {"side_bytes", given.side_bytes, shape_.side_bytes},
                 {"scale_layout", options.column_major, options_.column_major}};
   for (const auto& each : fields) {
     if (each.mine == each.theirs) continue;

@@ -41,12 +41,14 @@ class HighThroughput:
 
     # ---- for the binding --------------------------------------------------------------------------------
 
-    def make(self, most: int, hidden: int, top_k: int, experts: int, is_fp8: bool, alignment: int) -> "mep.Ep":
-        """An EP object. alignment: of the experts' groups in the expanded layout; 0: plain rows."""
-        wire = "float8_e4m3" if is_fp8 else "bfloat16"
-        key = (most, hidden, top_k, experts, wire, alignment)
-        options = dict(max_tokens_per_rank=most, hidden=hidden, top_k=top_k, num_experts=experts, input_type=wire,
-                       num_buffers=BUFFERS, layout="high_throughput", name="deep_ep-normal-" + "-".join(map(str, key)))
+    def make(self, most: int, hidden: int, top_k: int, experts: int, sides: int, alignment: int) -> "mep.Ep":
+        """An EP object. sides: words of 4 bytes beside a row of fp8, its scales in whatever format; 0: rows of bf16.
+        alignment: of the experts' groups in the expanded layout; 0: plain rows."""
+        key = (most, hidden, top_k, experts, sides, alignment)
+        options = dict(max_tokens_per_rank=most, hidden=hidden, top_k=top_k, num_experts=experts, num_buffers=BUFFERS,
+                       layout="high_throughput", name="deep_ep-normal-" + "-".join(map(str, key)))
+        if sides:
+            options.update(row_bytes=hidden, side_bytes=4 * sides)
         if alignment:
             options.update(layout="expanded", expert_alignment=alignment, row_memory=False)
         ep: mep.Ep = self._calls.again(lambda: self._made(options))

@@ -52,6 +52,7 @@ struct EpSizes {
   uint32_t rank, ranks, max_tokens, hidden, top_k, experts, local_experts;
   uint32_t input_type, wire_type, combine_type;  // mep_dtype_t
   uint32_t scale_type;                           // MEP_SCALE_*
+  uint32_t row_bytes, side_bytes;                // opaque rows; 0: rows have types
   uint32_t slotted, column_major;
   uint32_t high_throughput, expert_alignment;
   uint32_t by_token, queued;
@@ -153,8 +154,9 @@ inline void set_ep_rows(EpGeometry* g) {
   g->row_k = high_throughput && sizes.ranks < sizes.top_k ? sizes.ranks : sizes.top_k;
   g->count_words = high_throughput ? sizes.ranks + sizes.local_experts : g->places;
   g->rows_per_expert = sizes.ranks * sizes.max_tokens;
-  g->input_row = sizes.hidden * width(sizes.input_type);
-  g->wire_row = sizes.hidden * width(sizes.wire_type);
+  const bool opaque = sizes.row_bytes != 0;
+  g->input_row = opaque ? sizes.row_bytes : sizes.hidden * width(sizes.input_type);
+  g->wire_row = opaque ? sizes.row_bytes : sizes.hidden * width(sizes.wire_type);
   g->combine_row = sizes.hidden * width(sizes.combine_type);
   g->chunks = (sizes.max_tokens + kChunkTokens - 1) / kChunkTokens;
 }
@@ -162,9 +164,11 @@ inline void set_ep_rows(EpGeometry* g) {
 // Returns the bytes of all scales.
 inline uint64_t set_ep_scales(EpGeometry* g) {
   const EpSizes& sizes = g->sizes;
-  if (sizes.wire_type != MEP_FLOAT8_E4M3) return 0;
-  g->groups = (sizes.hidden + kScaleValues - 1) / kScaleValues;
-  g->scale_bytes = sizes.scale_type == MEP_SCALE_FLOAT32 ? 4 : 1;
+  const bool opaque = sizes.row_bytes != 0;
+  if (!opaque && sizes.wire_type != MEP_FLOAT8_E4M3) return 0;
+  g->scale_bytes = opaque || sizes.scale_type == MEP_SCALE_FLOAT32 ? 4 : 1;
+  g->groups = opaque ? sizes.side_bytes / 4 : (sizes.hidden + kScaleValues - 1) / kScaleValues;
+  if (g->groups == 0) return 0;
   const uint64_t unit = 16 / g->scale_bytes;
   const uint64_t pitch = (g->rows_per_expert + unit - 1) / unit * unit;
   const bool column_major = sizes.column_major != 0;

@@ -86,7 +86,7 @@ HighThroughput::Object& HighThroughput::object(const py::object& owner, int64_t 
   std::shared_ptr<Object>& found = objects_[{most, shape}];
   if (found == nullptr) {
     const py::object ep = owner.attr("make")(most, shape.hidden, shape.top_k, shape.experts,
-                                             shape.is_fp8, shape.alignment);
+                                             shape.sides, shape.alignment);
     auto made = std::make_shared<Object>();
     for (uint32_t buffer = 0; buffer < kHalves; ++buffer) {
       made->lanes[buffer] = make_lane(ep, buffer, most, shape);
@@ -108,16 +108,16 @@ std::shared_ptr<HighThroughput::Spot> HighThroughput::send(
     const std::shared_ptr<Received>& received) {
   Object& object =
       this->object(owner, use->most,
-                   {x.hidden(), use->topk_idx.size(1), use->experts, x.is_fp8(), use->alignment});
+                   {x.hidden(), use->topk_idx.size(1), use->experts, x.sides(), use->alignment});
   const auto known = std::find_if(use->spots.begin(), use->spots.end(), [&](const auto& each) {
-    return each->hidden() == x.hidden() && each->is_fp8 == x.is_fp8();
+    return each->hidden() == x.hidden() && each->sides == x.sides();
   });
   const bool is_new = known == use->spots.end();
   // The allocator knows the memory as that of the first dispatch's stream.
   if (is_new && is_on_gpu() && !use->spots.empty()) {
     use->topk_idx.record_stream(streams_->current());
   }
-  const auto spot = is_new ? std::make_shared<Spot>(object.lanes[object.turn], x.is_fp8()) : *known;
+  const auto spot = is_new ? std::make_shared<Spot>(object.lanes[object.turn], x.sides()) : *known;
   const std::shared_ptr<Lane> lane = spot->lane;
   const auto handle = address_of<mep_ep_handle_t>(spot->handle);
   if (use->alignment != 0 && !received->early && !received->values.defined()) {
@@ -177,7 +177,7 @@ void HighThroughput::make_rows(int64_t rows, bool zeros, const Rows& x, Received
   // The library wants an address of no rows, too.
   const int64_t most = std::max(rows, int64_t{1});
   received->values = make({most, x.hidden()}, x.values.scalar_type(), zeros);
-  if (x.is_fp8()) received->scales = make({most, groups_of(x.hidden())}, at::kFloat, zeros);
+  if (x.is_fp8()) received->scales = make({most, x.sides()}, x.scales->scalar_type(), zeros);
 }
 
 // For as many tokens as can come.
@@ -433,13 +433,14 @@ std::shared_ptr<HighThroughput::Spot> HighThroughput::ready(const py::object& ow
     if (spot->is_held()) return spot;
     if (first == nullptr) first = spot;
   }
-  const bool is_fp8 = first != nullptr && first->is_fp8;
+  const int64_t sides = first != nullptr ? first->sides : 0;
+  const bool is_fp8 = sides != 0;
   const int64_t tokens = use->topk_idx.size(0);
   const auto options = at::TensorOptions(device());
   Rows zeros{at::zeros({tokens, hidden * (is_fp8 ? 1 : 2)}, options.dtype(at::kByte))
                  .view(type_of(is_fp8)),
              {}};
-  if (is_fp8) zeros.scales = at::ones({tokens, groups_of(hidden)}, options.dtype(at::kFloat));
+  if (is_fp8) zeros.scales = at::zeros({tokens, sides}, options.dtype(at::kInt));
   const auto received = std::make_shared<Received>();
   received->awaited = false;
   return send(owner, use, zeros, std::nullopt, received);

@@ -19,7 +19,7 @@ namespace mep_torch {
 // The ranks of a dispatch have it in common.
 struct RowShape {
   int64_t hidden, top_k, experts;
-  bool is_fp8;
+  int64_t sides;  // words of 4 bytes beside a row of fp8: its scales, taken as they are; 0: bf16
   int64_t alignment;  // of the experts' groups in the expanded layout; 0: plain rows
 
   auto operator<=>(const RowShape&) const = default;
@@ -27,7 +27,7 @@ struct RowShape {
 
 class HighThroughput : public BufferCalls, public std::enable_shared_from_this<HighThroughput> {
  public:
-  // Rows that a dispatch sends. scales: of fp8.
+  // Rows that a dispatch sends. scales: of fp8, float32 or int32 [tokens, any number].
   struct Rows {
     at::Tensor values;
     std::optional<at::Tensor> scales;
@@ -36,6 +36,7 @@ class HighThroughput : public BufferCalls, public std::enable_shared_from_this<H
     Rows contiguous() const;
     int64_t tokens() const { return values.size(0); }
     int64_t hidden() const { return values.size(1); }
+    int64_t sides() const { return is_fp8() ? scales->size(1) : 0; }
   };
   // How an operation is ordered on a GPU. behind_current: it waits for what the current stream has. is_async: the
   // current stream does not wait for it. An operation with both ties runs on the current stream, others on the own one.
@@ -62,7 +63,7 @@ class HighThroughput : public BufferCalls, public std::enable_shared_from_this<H
   // comm: a mep.Comm. streams: null on hosts.
   HighThroughput(py::object comm, std::shared_ptr<BufferStreams> streams, bool tells_failures);
 
-  // An owner, below, has make(most, hidden, top_k, experts, is_fp8, alignment), which makes an EP object; failed() as
+  // An owner, below, has make(most, hidden, top_k, experts, sides, alignment), which makes an EP object; failed() as
   // of BufferCalls::run; and add_up(counts), the sums over the ranks for the experts of this one.
 
   // (tokens per rank, tokens per expert, is_token_in_rank) of this rank's tokens.

@@ -12,12 +12,7 @@
 namespace mep_torch {
 
 constexpr size_t kHalves = 2;               // buffers of an EP object
-constexpr int64_t kScaleValues = 128;       // that share a scale
 constexpr int64_t kCountMask = 0xffffffff;  // of an entry of layout_range
-
-inline int64_t groups_of(int64_t hidden) {
-  return (hidden + kScaleValues - 1) / kScaleValues;
-}
 
 inline at::ScalarType type_of(bool is_fp8) {
   return is_fp8 ? at::kFloat8_e4m3fn : at::kBFloat16;
@@ -45,7 +40,7 @@ struct HighThroughput::Lane {
 
 // A routing in a lane: the rows that the lane has by it, or had.
 struct HighThroughput::Spot {
-  Spot(std::shared_ptr<Lane> lane_, bool is_fp8_) : lane(std::move(lane_)), is_fp8(is_fp8_) {
+  Spot(std::shared_ptr<Lane> lane_, int64_t sides_) : lane(std::move(lane_)), sides(sides_) {
     if (lane->free.empty()) {
       handle = lane->ep.attr("handle")(lane->buffer);
     } else {
@@ -61,7 +56,7 @@ struct HighThroughput::Spot {
   bool is_held() const { return number != 0 && number == lane->holds; }
 
   std::shared_ptr<Lane> lane;
-  bool is_fp8;
+  int64_t sides;        // see RowShape
   py::object handle;    // a mep.ep.Handle
   uint64_t number = 0;  // of its last dispatch in the lane
 };

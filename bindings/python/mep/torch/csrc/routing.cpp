@@ -14,7 +14,7 @@ constexpr int64_t kMostTopK = 64;
 uint64_t fingerprint(const RowShape& shape) {
   uint64_t hash = 0xcbf29ce484222325;
   for (const int64_t value :
-       {shape.hidden, shape.top_k, shape.experts, int64_t{shape.is_fp8}, shape.alignment}) {
+       {shape.hidden, shape.top_k, shape.experts, shape.sides, shape.alignment}) {
     hash = (hash ^ static_cast<uint64_t>(value)) * 0x100000001b3;
   }
   return (hash ^ hash >> 32 ^ hash >> 48) & 0xffff;
@@ -56,7 +56,11 @@ void HighThroughput::check_rows(const Rows& x) const {
   }
   expect("x", x.values, type_of(x.is_fp8()), x.values.sizes());
   if (!x.scales.has_value()) return;
-  expect("the scales of x", *x.scales, at::kFloat, {x.tokens(), groups_of(x.hidden())});
+  const at::Tensor& scales = *x.scales;
+  const bool is_word = scales.scalar_type() == at::kFloat || scales.scalar_type() == at::kInt;
+  if (is_word && scales.dim() == 2 && scales.size(0) == x.tokens() && scales.size(1) > 0) return;
+  throw py::value_error("the scales of x: " + told(scales) + "; they must be float32 or int32 [" +
+                        std::to_string(x.tokens()) + ", any number]");
 }
 
 void HighThroughput::check_routing(int64_t tokens, const at::Tensor& in_rank,
@@ -137,8 +141,12 @@ int64_t HighThroughput::agree(const RowShape& shape, int64_t tokens) {
   if (((*agreed >> 32 & 0xffff) | *agreed >> 48) != 0xffff) {
     throw py::value_error(
         "the ranks' dispatches differ in their shape: that of this rank has rows of " +
-        std::to_string(shape.hidden) + (shape.is_fp8 ? " float8_e4m3" : " bfloat16") + ", top-k " +
-        std::to_string(shape.top_k) + ", " + std::to_string(shape.experts) + " experts" +
+        std::to_string(shape.hidden) +
+        (shape.sides == 0
+             ? " bfloat16"
+             : " float8_e4m3 with " + std::to_string(shape.sides) + " words of scales") +
+        ", top-k " + std::to_string(shape.top_k) + ", " + std::to_string(shape.experts) +
+        " experts" +
         (shape.alignment == 0 ? "" : ", expanded in groups of " + std::to_string(shape.alignment)));
   }
   const uint64_t rooms = ~*agreed & kCountMask;
@@ -213,7 +221,7 @@ HighThroughput::SharedUse HighThroughput::route(const py::object& owner, const R
     use->topk_idx = experts_of(*in_rank);
   }
   if (weights.has_value()) expect("topk_weights", *weights, at::kFloat, use->topk_idx.sizes());
-  const RowShape shape{x.hidden(), use->topk_idx.size(1), use->experts, x.is_fp8(), expansion};
+  const RowShape shape{x.hidden(), use->topk_idx.size(1), use->experts, x.sides(), expansion};
   if (is_on_gpu() && worst != 0) {
     use->most = most_by(worst, tokens);
   } else if (is_on_gpu() && room != 0) {
