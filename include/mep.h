@@ -1008,12 +1008,18 @@ typedef struct mep_range_t {
  *   makes its next call whatever the last returned. No call only reports a change of the membership. A call that another
  *   rank had made when the change came is over on all: a rank that makes it later gets MEP_ERR_PEER_FAILED, with nothing
  *   received. On GPUs the record at op_status says so, and a call waits while a view change is decided; calls that a
- *   graph captured are not counted. Not with MEP_COMM_UNIFORM, the same on all ranks. 0.2 */
-enum { MEP_EP_NO_ROW_MEMORY = 1u << 0, MEP_EP_IN_STEP = 1u << 1 };
+ *   graph captured are not counted. Not with MEP_COMM_UNIFORM, the same on all ranks. 0.2
+ * NO_COMBINE_MEMORY: high throughput: the library keeps no memory for y, a third of what a GPU gives: each combine
+ *   gives y and sends and receives in one call; the view's combine_input is NULL. The same on all ranks. 0.3 */
+enum {
+  MEP_EP_NO_ROW_MEMORY = 1u << 0,
+  MEP_EP_IN_STEP = 1u << 1,
+  MEP_EP_NO_COMBINE_MEMORY = 1u << 2
+};
 
 typedef struct mep_ep_config_t {
   uint32_t struct_size;
-  uint32_t flags;   /* MEP_EP_NO_ROW_MEMORY, MEP_EP_IN_STEP */
+  uint32_t flags;   /* MEP_EP_* */
   const char* name; /* same on all ranks, at most MEP_MAX_EP_NAME_BYTES; NULL: "ep0", "ep1", ..
                                    in order of creation */
   mep_ep_layout_t layout;

@@ -124,6 +124,7 @@ module mep_types
   integer(c_int32_t), parameter, public :: MEP_SCALE_COLUMN_MAJOR = 1
 
   integer(c_int32_t), parameter, public :: MEP_EP_NO_ROW_MEMORY = 1
+  integer(c_int32_t), parameter, public :: MEP_EP_NO_COMBINE_MEMORY = 4
   integer(c_int32_t), parameter, public :: MEP_EP_IN_STEP = 2
   integer(c_int32_t), parameter, public :: MEP_DISPATCH_REPLAY = 1
   integer(c_int32_t), parameter, public :: MEP_DISPATCH_ROWS_LATER = 1

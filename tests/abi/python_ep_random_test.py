@@ -112,6 +112,7 @@ class Problem:
         self.scale_type = str(draw.choice(["float32", "ue8m0"]))
         self.hidden = 16 * int(draw.choice([1, 2, 7, 8, 9, 20]))
         self.alignment = int(draw.choice([1, 1, 4, 128])) if self.high else 1
+        self.keeps_y = not self.high or self.expanded or draw.random() < 0.5
         self.buffers = int(draw.integers(1, 4))
         self.put_only = bool(draw.integers(2))
         self.map = self.draw_map() if self.mapped else None
@@ -400,16 +401,18 @@ def one_round(problem, given, rank, ep, handle, draw, replays=False):
         check_high_throughput(problem, given, rank, got, weighs)
     else:
         check_low_latency(problem, given, rank, got)
-    y = ep.combine_input(given["buffer"])
-    if given["own_y"]:
-        y = np.empty_like(y)
+    own_y = given["own_y"] or not problem.keeps_y
+    y = np.empty((problem.ranks * problem.most, problem.hidden), narrow(np.zeros(0, FLOAT), problem.combine).dtype)
+    if problem.keeps_y:
+        y = ep.combine_input(given["buffer"])
+        y = np.empty_like(y) if own_y else y
     fill_outputs(problem, given, rank, got, y)
     bias = narrow(np.linspace(-2, 2, problem.hidden, dtype=FLOAT), problem.combine) if given["bias"] else None
     summing = {} if bias is None else {"bias": bias}
     if given["weights"] == "combine" and not problem.high:
         summing["weights"] = part["weights"]
     out = strided(np.empty((len(part["index"]), problem.hidden), y.dtype), draw)
-    giving = {"y": y} if given["own_y"] else {}
+    giving = {"y": y} if own_y else {}
     back = None
     if problem.high and given["returns"]:
         values = got.topk_weights[:got.total] * FLOAT(2)
@@ -418,7 +421,7 @@ def one_round(problem, given, rank, ep, handle, draw, replays=False):
         giving["topk_weights"] = values
         back = summing["out_topk_weights"] = np.full(part["index"].shape, 5, FLOAT)
     time.sleep(given["pause"] * draw.random())
-    if given["halves"]:
+    if given["halves"] and problem.keeps_y:
         handle.combine(phase="send", **giving)
         handle.combine(out, phase="receive", **summing)
     else:
@@ -436,6 +439,8 @@ def run_rank(problem, comm, seed):
                    combine_type=problem.combine, expert_alignment=problem.alignment,
                    layout="expanded" if problem.expanded else "high_throughput" if problem.high
                    else "slotted" if problem.slotted else "low_latency")
+    if not problem.keeps_y:
+        options["combine_memory"] = False
     if problem.input == "opaque":
         options.update(row_bytes=problem.row_bytes, side_bytes=problem.side_bytes)
     else:

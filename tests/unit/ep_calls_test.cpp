@@ -61,6 +61,8 @@ void bad_configs(void**) {
         {MEP_ERR_UNSUPPORTED, "column-major",
          [](auto* c) { c->scale_layout = MEP_SCALE_COLUMN_MAJOR; }},
         {MEP_ERR_UNSUPPORTED, "num_sms", [](auto* c) { c->num_sms = 1; }},
+        {MEP_ERR_INVALID_ARGUMENT, "NO_COMBINE_MEMORY belongs to",
+         [](auto* c) { c->flags = MEP_EP_NO_COMBINE_MEMORY; }},
         {MEP_ERR_INVALID_ARGUMENT, "row_bytes is 24", [](auto* c) { c->row_bytes = 24; }},
         {MEP_ERR_INVALID_ARGUMENT, "side_bytes is 4 without", [](auto* c) { c->side_bytes = 4; }},
         {MEP_ERR_INVALID_ARGUMENT, "side_bytes is 6",
@@ -124,6 +126,7 @@ void disagreements(void**) {
         {"combine_type", [](auto* c) { c->combine_type = MEP_FLOAT32; }},
         {"layout", [](auto* c) { c->layout = MEP_EP_SLOTTED; }},
         {"max_replicas", [](auto* c) { c->max_replicas = 2; }},
+        {"NO_COMBINE_MEMORY in flags", [](auto* c) { c->flags = MEP_EP_NO_COMBINE_MEMORY; }},
         {"row_bytes is 48 on rank 0 and 64 on rank 1", [](auto* c) { c->row_bytes = 64; }},
         {"side_bytes is 8 on rank 0 and 12 on rank 1", [](auto* c) { c->side_bytes = 12; }},
     };
@@ -134,6 +137,7 @@ void disagreements(void**) {
         config.row_bytes = 48;
         config.side_bytes = 8;
       }
+      if (std::strstr(each.part, "NO_COMBINE") != nullptr) config.layout = MEP_EP_HIGH_THROUGHPUT;
       if (rank == 1) each.differ(&config);
       mep_ep_t ep = nullptr;
       EXPECT_REFUSED(findings, MEP_ERR_MISMATCH, each.part, mep_ep_create(comm, &config, &ep));

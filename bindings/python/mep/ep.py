@@ -29,7 +29,8 @@ _WORDS = {
     "scale_layout": {"row_major": _abi.MEP_SCALE_ROW_MAJOR,
                      "column_major": _abi.MEP_SCALE_COLUMN_MAJOR},
 }
-_FLAGS = {"row_memory": (_abi.MEP_EP_NO_ROW_MEMORY, False), "in_step": (_abi.MEP_EP_IN_STEP, True)}
+_FLAGS = {"row_memory": (_abi.MEP_EP_NO_ROW_MEMORY, False), "in_step": (_abi.MEP_EP_IN_STEP, True),
+          "combine_memory": (_abi.MEP_EP_NO_COMBINE_MEMORY, False)}
 _FIELDS = [field[0] for field in _abi.mep_ep_config_t._fields_ if field[0] not in ("struct_size", "flags")]
 
 
@@ -80,8 +81,8 @@ class Ep(Unique):
     """An EP object; collective over comm. Options have the names of mep_ep_config_t: hidden, top_k,
     num_experts, max_tokens_per_rank (required), name, layout ("low_latency", "slotted", "high_throughput" or
     "expanded"), experts_per_rank, num_buffers, input_type, wire_type, combine_type (names such as "bfloat16"), scale_type,
-    timeout_ms, max_replicas, ...; row_memory=False is MEP_EP_NO_ROW_MEMORY, in_step=True MEP_EP_IN_STEP. Closed by close(),
-    `with`, or with its communicator.
+    timeout_ms, max_replicas, ...; row_memory=False is MEP_EP_NO_ROW_MEMORY, in_step=True MEP_EP_IN_STEP, combine_memory=False
+    MEP_EP_NO_COMBINE_MEMORY. Closed by close(), `with`, or with its communicator.
 
     row_bytes and side_bytes: rows of a format that MEP does not know, and their side words, which travel as they are. x is
     [T, n] of any type whose rows have row_bytes, x_scales likewise of side_bytes; received rows are uint8.

@@ -123,6 +123,7 @@ mep_result_t check_combine_call(int32_t device, const EpShape& shape, const EpCa
     return fail(MEP_ERR_BUSY, "the handle's last %s was not received",
                 state.stage == EpStage::kDispatching ? "dispatch" : "combine");
   }
+  MEP_TRY(check_combine_halves(shape, send != nullptr, receive != nullptr));
   if (send != nullptr) {
     MEP_TRY(check_combine_input(shape, *send));
     MEP_TRY(check_pointer(device, send->y, "y"));

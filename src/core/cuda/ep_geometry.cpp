@@ -29,6 +29,7 @@ device::EpGeometry ep_geometry(const EpShape& shape, const EpDeviceOptions& opti
   sizes.queued = reach == GpuReach::kQueues ? 1 : 0;
   sizes.expert_alignment = shape.expert_alignment;
   sizes.expanded_rows = shape.expanded() ? shape.expanded_rows() : 0;
+  sizes.takes_terms = shape.has_combine_memory() ? 0 : 1;
   sizes.keeps_rows = shape.has_row_memory() ? 1 : 0;
   return device::make_ep_geometry(sizes);
 }

@@ -281,7 +281,8 @@ void GpuBuffers::fill_view(uint32_t index, mep_ep_view_t* view) const {
   view->recv_count = reinterpret_cast<const int32_t*>(local + geometry_.recv_count);
   view->src_info = reinterpret_cast<const int32_t*>(buffer.views + geometry_.src_info);
   view->layout_range = reinterpret_cast<const mep_range_t*>(local + geometry_.layout_range);
-  view->combine_input = buffer.views + geometry_.combine_out;
+  view->combine_input =
+      shape_.has_combine_memory() ? buffer.views + geometry_.combine_out : nullptr;
   view->recv_topk_idx = view->token_rows = view->token_topk_idx = view->token_src_info = nullptr;
   view->recv_topk_weights = nullptr;
   view->token_range = nullptr;

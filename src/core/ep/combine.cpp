@@ -41,6 +41,7 @@ mep_result_t EpBuffer::check_combine(const EpHandle& handle, const mep_combine_s
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "send is NULL, and there is no combine of this handle to receive; send one first");
   }
+  MEP_TRY(check_combine_halves(shape_, send != nullptr, receive != nullptr));
   if (send != nullptr) MEP_TRY(check_combine_input(shape_, *send));
   if (receive == nullptr) return MEP_SUCCESS;
   // Before anything is written to `out`: a caller that thinks of another dispatch has made it too small.

@@ -138,14 +138,23 @@ mep_result_t check_dispatch_output(const EpShape& shape, const mep_ep_view_t& vi
   return MEP_SUCCESS;
 }
 
+mep_result_t check_combine_halves(const EpShape& shape, bool sends, bool receives) {
+  if (shape.has_combine_memory() || (sends && receives)) return MEP_SUCCESS;
+  return fail(
+      MEP_ERR_INVALID_ARGUMENT,
+      "%s is NULL; the EP object was made with MEP_EP_NO_COMBINE_MEMORY, so a combine sends and "
+      "receives in one call",
+      sends ? "receive" : "send");
+}
+
 mep_result_t check_combine_input(const EpShape& shape, const mep_combine_send_t& input) {
   if (input.topk_weights != nullptr && !shape.high_throughput()) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "topk_weights of a combine belong to MEP_EP_HIGH_THROUGHPUT");
   }
   if (input.y != nullptr) return MEP_SUCCESS;
-  return fail(MEP_ERR_INVALID_ARGUMENT,
-              "y is NULL; give combine_input of mep_ep_buffer_view, or memory of yours");
+  return fail(MEP_ERR_INVALID_ARGUMENT, "y is NULL; give %smemory of yours",
+              shape.has_combine_memory() ? "combine_input of mep_ep_buffer_view, or " : "");
 }
 
 mep_result_t check_combine_output(const EpShape& shape, const mep_ep_view_t& view, uint32_t tokens,

@@ -24,6 +24,7 @@ inline bool is_early(const mep_dispatch_receive_t& output) {
 [[nodiscard]] mep_result_t check_dispatch_output(const EpShape& shape, const mep_ep_view_t& view,
                                                  const mep_dispatch_send_t* input,
                                                  const mep_dispatch_receive_t& output);
+[[nodiscard]] mep_result_t check_combine_halves(const EpShape& shape, bool sends, bool receives);
 [[nodiscard]] mep_result_t check_combine_input(const EpShape& shape,
                                                const mep_combine_send_t& input);
 // view: of the buffer. tokens: of the handle's dispatch.

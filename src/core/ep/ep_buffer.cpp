@@ -240,7 +240,7 @@ void EpBuffer::fill_view(mep_ep_view_t* view) const {
   view->recv_count = recv_count_.data();
   view->src_info = src_info_.data();
   view->layout_range = layout_range_.data();
-  view->combine_input = combine_out();
+  view->combine_input = shape_.has_combine_memory() ? combine_out() : nullptr;
   const bool has_topk = shape_.high_throughput();
   view->recv_topk_idx = has_topk ? recv_topk_idx_.data() : nullptr;
   view->token_rows = view->token_topk_idx = view->token_src_info = nullptr;

@@ -34,12 +34,19 @@ mep_result_t refuse_unbuilt(const mep_ep_config_t& config, bool on_device) {
 }
 
 mep_result_t check_enumerators(const mep_ep_config_t& config) {
-  if ((config.flags & ~uint32_t{MEP_EP_NO_ROW_MEMORY | MEP_EP_IN_STEP}) != 0) {
+  constexpr uint32_t kFlags = MEP_EP_NO_ROW_MEMORY | MEP_EP_IN_STEP | MEP_EP_NO_COMBINE_MEMORY;
+  if ((config.flags & ~kFlags) != 0) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
-                "flags is %#x; known are MEP_EP_NO_ROW_MEMORY and MEP_EP_IN_STEP", config.flags);
+                "flags is %#x; known are MEP_EP_NO_ROW_MEMORY, MEP_EP_IN_STEP and "
+                "MEP_EP_NO_COMBINE_MEMORY",
+                config.flags);
   }
   if ((config.flags & MEP_EP_NO_ROW_MEMORY) != 0 && config.layout != MEP_EP_EXPANDED) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "flags: MEP_EP_NO_ROW_MEMORY belongs to MEP_EP_EXPANDED");
+  }
+  if ((config.flags & MEP_EP_NO_COMBINE_MEMORY) != 0 && config.layout != MEP_EP_HIGH_THROUGHPUT) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "flags: MEP_EP_NO_COMBINE_MEMORY belongs to MEP_EP_HIGH_THROUGHPUT");
   }
   if (config.layout > MEP_EP_EXPANDED) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "layout %u does not exist", config.layout);
@@ -211,23 +218,25 @@ constexpr size_t kAgreedFields = EpAgreement::kMostValues;
 
 std::array<AgreedField, kAgreedFields> agreed_fields(const EpShape& shape,
                                                      const std::string& name) {
-  return std::to_array<AgreedField>({{"name", hash_bytes(0, name.data(), name.size())},
-                                     {"max_tokens_per_rank", shape.max_tokens},
-                                     {"hidden", shape.hidden},
-                                     {"top_k", shape.top_k},
-                                     {"num_experts", shape.experts},
-                                     {"experts_per_rank", shape.local_experts},
-                                     {"num_buffers", shape.buffers},
-                                     {"input_type", shape.input_type},
-                                     {"wire_type", shape.wire_type},
-                                     {"combine_type", shape.combine_type},
-                                     {"scale_type", shape.has_scales() ? shape.scale_type : 0},
-                                     {"layout", shape.layout},
-                                     {"expert_alignment", shape.expert_alignment},
-                                     {"max_replicas", shape.max_replicas},
-                                     {"row_bytes", shape.row_bytes},
-                                     {"side_bytes", shape.side_bytes},
-                                     {"MEP_EP_IN_STEP in flags", shape.in_step() ? 1u : 0u}});
+  return std::to_array<AgreedField>(
+      {{"name", hash_bytes(0, name.data(), name.size())},
+       {"max_tokens_per_rank", shape.max_tokens},
+       {"hidden", shape.hidden},
+       {"top_k", shape.top_k},
+       {"num_experts", shape.experts},
+       {"experts_per_rank", shape.local_experts},
+       {"num_buffers", shape.buffers},
+       {"input_type", shape.input_type},
+       {"wire_type", shape.wire_type},
+       {"combine_type", shape.combine_type},
+       {"scale_type", shape.has_scales() ? shape.scale_type : 0},
+       {"layout", shape.layout},
+       {"expert_alignment", shape.expert_alignment},
+       {"max_replicas", shape.max_replicas},
+       {"row_bytes", shape.row_bytes},
+       {"side_bytes", shape.side_bytes},
+       {"MEP_EP_IN_STEP in flags", shape.in_step() ? 1u : 0u},
+       {"MEP_EP_NO_COMBINE_MEMORY in flags", shape.has_combine_memory() ? 0u : 1u}});
 }
 
 // Every rank learns whether all gave the same, and which field and rank differ.

@@ -58,6 +58,7 @@ struct EpShape {
   bool slotted() const { return layout == MEP_EP_SLOTTED; }
   bool expanded() const { return layout == MEP_EP_EXPANDED; }
   bool has_row_memory() const { return (flags & MEP_EP_NO_ROW_MEMORY) == 0; }
+  bool has_combine_memory() const { return (flags & MEP_EP_NO_COMBINE_MEMORY) == 0; }
   bool in_step() const { return (flags & MEP_EP_IN_STEP) != 0; }
   bool high_throughput() const { return layout >= MEP_EP_HIGH_THROUGHPUT; }
   uint32_t places() const { return ranks * local_experts; }  // physical experts
@@ -100,7 +101,7 @@ struct EpDeviceOptions {
 // same config.
 struct EpAgreement {
   // Values of each rank that are exchanged by `values`; or a bit for each rank, if that is more.
-  static constexpr size_t kMostValues = 17;
+  static constexpr size_t kMostValues = 18;
 
   std::string name;
   uint64_t window_seed = 0;  // ids of its windows follow from it

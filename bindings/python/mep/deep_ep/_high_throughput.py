@@ -9,7 +9,7 @@ import mep
 from mep.torch import _binding
 
 from .utils.event import EventHandle, EventOverlap, ending
-from ._low_latency import BUFFERS, LowLatency
+from ._low_latency import LowLatency
 
 _Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 _Calls = _binding.HighThroughput
@@ -41,16 +41,18 @@ class HighThroughput:
 
     # ---- for the binding --------------------------------------------------------------------------------
 
-    def make(self, most: int, hidden: int, top_k: int, experts: int, sides: int, alignment: int) -> "mep.Ep":
+    def make(self, most: int, hidden: int, top_k: int, experts: int, sides: int, alignment: int,
+             number: int) -> "mep.Ep":
         """An EP object. sides: words of 4 bytes beside a row of fp8, its scales in whatever format; 0: rows of bf16.
-        alignment: of the experts' groups in the expanded layout; 0: plain rows."""
-        key = (most, hidden, top_k, experts, sides, alignment)
-        options = dict(max_tokens_per_rank=most, hidden=hidden, top_k=top_k, num_experts=experts, num_buffers=BUFFERS,
-                       layout="high_throughput", name="deep_ep-normal-" + "-".join(map(str, key)))
+        alignment: of the experts' groups in the expanded layout; 0: plain rows. number: tells objects of one shape apart."""
+        key = (most, hidden, top_k, experts, sides, alignment, number)
+        options = dict(max_tokens_per_rank=most, hidden=hidden, top_k=top_k, num_experts=experts, num_buffers=1,
+                       layout="high_throughput", combine_memory=False,
+                       name="deep_ep-normal-" + "-".join(map(str, key)))
         if sides:
             options.update(row_bytes=hidden, side_bytes=4 * sides)
         if alignment:
-            options.update(layout="expanded", expert_alignment=alignment, row_memory=False)
+            options.update(layout="expanded", combine_memory=True, expert_alignment=alignment, row_memory=False)
         ep: mep.Ep = self._calls.again(lambda: self._made(options))
         self._eps.append(ep)
         return ep

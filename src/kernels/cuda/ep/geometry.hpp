@@ -47,6 +47,7 @@ namespace mep::device {
 
 constexpr uint32_t kChunkTokens = 32;
 constexpr uint32_t kScaleValues = 128;
+constexpr uint64_t kNowhere = uint64_t{1} << 62;
 
 struct EpSizes {
   uint32_t rank, ranks, max_tokens, hidden, top_k, experts, local_experts;
@@ -58,6 +59,7 @@ struct EpSizes {
   uint32_t by_token, queued;
   uint64_t expanded_rows;  // X; 0: received rows are not expanded
   uint32_t keeps_rows;     // expanded: in memory of the library
+  uint32_t takes_terms;    // y is the caller's: there is no combine_out
 };
 
 struct EpGeometry {
@@ -209,7 +211,8 @@ inline void place_ep_window(EpGeometry* g, uint64_t scales) {
     g->weights_marks = window.take(uint64_t{sizes.ranks} * 8);
   }
   if (!by_token) g->pushed_bytes = window.end();
-  g->combine_out = window.take(rows * g->combine_row);
+  // Without one no address is in it.
+  g->combine_out = sizes.takes_terms != 0 ? kNowhere : window.take(rows * g->combine_row);
   g->window_bytes = window.end();
 }
 

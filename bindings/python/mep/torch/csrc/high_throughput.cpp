@@ -56,13 +56,11 @@ at::Tensor HighThroughput::lane_memory(const void* address, at::IntArrayRef size
       .make_tensor();
 }
 
-std::shared_ptr<HighThroughput::Lane> HighThroughput::make_lane(const py::object& ep,
-                                                                uint32_t buffer, int64_t most,
+std::shared_ptr<HighThroughput::Lane> HighThroughput::make_lane(const py::object& ep, int64_t most,
                                                                 const RowShape& shape) const {
   auto lane = std::make_shared<Lane>();
   lane->ep = ep;
-  lane->buffer = buffer;
-  lane->view = view_of(ep, buffer);
+  lane->view = view_of(ep, 0);
   const int64_t local = shape.experts / ranks_;
   const int64_t rows = ranks_ * most;
   const mep_ep_view_t& view = lane->view;
@@ -77,23 +75,26 @@ std::shared_ptr<HighThroughput::Lane> HighThroughput::make_lane(const py::object
   lane->host_ranges = at::empty({ranks_}, pinned.dtype(at::kLong));
   lane->host_counts = at::empty({local}, pinned.dtype(at::kInt));
   // None can be made while a graph is captured.
-  for (int made = 0; made < 2; ++made) lane->free.push_back(ep.attr("handle")(buffer));
+  for (int made = 0; made < 2; ++made) lane->free.push_back(ep.attr("handle")());
   return lane;
 }
 
-HighThroughput::Object& HighThroughput::object(const py::object& owner, int64_t most,
-                                               const RowShape& shape) {
-  std::shared_ptr<Object>& found = objects_[{most, shape}];
-  if (found == nullptr) {
-    const py::object ep = owner.attr("make")(most, shape.hidden, shape.top_k, shape.experts,
-                                             shape.sides, shape.alignment);
-    auto made = std::make_shared<Object>();
-    for (uint32_t buffer = 0; buffer < kHalves; ++buffer) {
-      made->lanes[buffer] = make_lane(ep, buffer, most, shape);
-    }
-    found = std::move(made);
+std::shared_ptr<HighThroughput::Lane> HighThroughput::lane_for(const py::object& owner,
+                                                               int64_t most,
+                                                               const RowShape& shape) {
+  std::vector<std::shared_ptr<Lane>>& lanes = lanes_[{most, shape}];
+  const auto is_idle = [](const auto& lane) { return lane->holds == 0; };
+  const auto idle = std::find_if(lanes.begin(), lanes.end(), is_idle);
+  if (idle != lanes.end()) return *idle;
+  if (lanes.size() == kMostLanes) {
+    return *std::min_element(lanes.begin(), lanes.end(), [](const auto& one, const auto& other) {
+      return one->began < other->began;
+    });
   }
-  return *found;
+  const py::object ep = owner.attr("make")(most, shape.hidden, shape.top_k, shape.experts,
+                                           shape.sides, shape.alignment, lanes.size());
+  lanes.push_back(make_lane(ep, most, shape));
+  return lanes.back();
 }
 
 // --- Sending ---------------------------------------------------------------------------------------------------
@@ -106,9 +107,6 @@ CallEnd HighThroughput::call_once(const StreamCall& call) const {
 std::shared_ptr<HighThroughput::Spot> HighThroughput::send(
     const py::object& owner, Use* use, const Rows& x, const std::optional<at::Tensor>& weights,
     const std::shared_ptr<Received>& received) {
-  Object& object =
-      this->object(owner, use->most,
-                   {x.hidden(), use->topk_idx.size(1), use->experts, x.sides(), use->alignment});
   const auto known = std::find_if(use->spots.begin(), use->spots.end(), [&](const auto& each) {
     return each->hidden() == x.hidden() && each->sides == x.sides();
   });
@@ -117,7 +115,12 @@ std::shared_ptr<HighThroughput::Spot> HighThroughput::send(
   if (is_new && is_on_gpu() && !use->spots.empty()) {
     use->topk_idx.record_stream(streams_->current());
   }
-  const auto spot = is_new ? std::make_shared<Spot>(object.lanes[object.turn], x.sides()) : *known;
+  const auto spot =
+      is_new ? std::make_shared<Spot>(lane_for(owner, use->most,
+                                               {x.hidden(), use->topk_idx.size(1), use->experts,
+                                                x.sides(), use->alignment}),
+                                      x.sides())
+             : *known;
   const std::shared_ptr<Lane> lane = spot->lane;
   const auto handle = address_of<mep_ep_handle_t>(spot->handle);
   if (use->alignment != 0 && !received->early && !received->values.defined()) {
@@ -151,19 +154,16 @@ std::shared_ptr<HighThroughput::Spot> HighThroughput::send(
     }
     return mep_dispatch(handle, &send, &receive, stream);
   };
-  const Failure failure = run(owner, lane->ep, lane->buffer, [&] { return call_once(call); });
+  const Failure failure = run(owner, lane->ep, 0, [&] { return call_once(call); });
   if (!failure.exception.is_none()) {
     if (failure.has_begun) {
       lane->holds = 0;
-      if (is_new) object.used();
+      lane->began = ++dispatches_;
     }
     failure.raise_if_any();
   }
-  if (is_new) {
-    use->spots.push_back(spot);
-    object.used();
-  }
-  lane->holds = spot->number = ++lane->number;
+  if (is_new) use->spots.push_back(spot);
+  lane->holds = spot->number = lane->began = ++dispatches_;
   if (!is_on_gpu()) received->add_up();
   return spot;
 }
@@ -237,8 +237,7 @@ void HighThroughput::receive(const py::object& owner, const Spot& spot,
     (void)received;
     return mep_dispatch(handle, nullptr, &receive, stream);
   };
-  const Failure failure =
-      run(owner, spot.lane->ep, spot.lane->buffer, [&] { return call_once(call); });
+  const Failure failure = run(owner, spot.lane->ep, 0, [&] { return call_once(call); });
   if (!failure.exception.is_none()) spot.lane->holds = 0;
   failure.raise_if_any();
   if (!is_on_gpu()) received->add_up();
@@ -503,7 +502,7 @@ py::tuple HighThroughput::combine(const py::object& owner, const SharedUse& use,
     if (added.size() > 1) receive.token_bias2 = added[1].data_ptr();
     return mep_combine(handle, &send, &receive, stream);
   };
-  run(owner, lane->ep, lane->buffer, [&] { return call_once(call); }).raise_if_any();
+  run(owner, lane->ep, 0, [&] { return call_once(call); }).raise_if_any();
   std::vector<at::Tensor> all_given = biases;
   all_given.insert(all_given.end(), {x, or_undefined(weights)});
   running.end({sums, back}, all_given);

@@ -63,7 +63,7 @@ class HighThroughput : public BufferCalls, public std::enable_shared_from_this<H
   // comm: a mep.Comm. streams: null on hosts.
   HighThroughput(py::object comm, std::shared_ptr<BufferStreams> streams, bool tells_failures);
 
-  // An owner, below, has make(most, hidden, top_k, experts, sides, alignment), which makes an EP object; failed() as
+  // An owner, below, has make(most, hidden, top_k, experts, sides, alignment, number), which makes an EP object; failed() as
   // of BufferCalls::run; and add_up(counts), the sums over the ranks for the experts of this one.
 
   // (tokens per rank, tokens per expert, is_token_in_rank) of this rank's tokens.
@@ -92,7 +92,6 @@ class HighThroughput : public BufferCalls, public std::enable_shared_from_this<H
                     const Order& order);
 
  private:
-  struct Object;
   struct Received;
   class OnStream;
 
@@ -105,9 +104,9 @@ class HighThroughput : public BufferCalls, public std::enable_shared_from_this<H
 
   int64_t agree(const RowShape& shape, int64_t tokens);
   int64_t most_by(int64_t worst, int64_t tokens) const;
-  Object& object(const py::object& owner, int64_t most, const RowShape& shape);
-  std::shared_ptr<Lane> make_lane(const py::object& ep, uint32_t buffer, int64_t most,
-                                  const RowShape& shape) const;
+  // For a new dispatch, the same one on all ranks: they dispatch and combine in the same order.
+  std::shared_ptr<Lane> lane_for(const py::object& owner, int64_t most, const RowShape& shape);
+  std::shared_ptr<Lane> make_lane(const py::object& ep, int64_t most, const RowShape& shape) const;
   at::Tensor lane_memory(const void* address, at::IntArrayRef sizes, at::ScalarType type) const;
 
   CallEnd call_once(const StreamCall& call) const;
@@ -133,7 +132,8 @@ class HighThroughput : public BufferCalls, public std::enable_shared_from_this<H
   std::shared_ptr<Spot> ready(const py::object& owner, Use* use, int64_t hidden);
 
   const int64_t rank_;
-  std::map<std::pair<int64_t, RowShape>, std::shared_ptr<Object>> objects_;
+  std::map<std::pair<int64_t, RowShape>, std::vector<std::shared_ptr<Lane>>> lanes_;
+  uint64_t dispatches_ = 0;  // begun
   std::map<RowShape, int64_t>
       most_;  // tokens of a rank that the last EP object of a shape has room for
 };

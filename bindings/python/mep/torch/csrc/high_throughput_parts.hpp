@@ -1,7 +1,6 @@
 // Parts of HighThroughput that its files share.
 #pragma once
 
-#include <array>
 #include <numeric>
 
 #include <c10/core/DeviceGuard.h>
@@ -11,7 +10,7 @@
 
 namespace mep_torch {
 
-constexpr size_t kHalves = 2;               // buffers of an EP object
+constexpr size_t kMostLanes = 2;  // of one shape of rows: dispatches that wait for their combine
 constexpr int64_t kCountMask = 0xffffffff;  // of an entry of layout_range
 
 inline at::ScalarType type_of(bool is_fp8) {
@@ -22,15 +21,14 @@ inline std::string told(const at::Tensor& tensor) {
   return name_of(tensor.scalar_type()) + " " + shape_of(tensor.sizes());
 }
 
-// A buffer of an EP object, with the handles of the library that nobody uses.
+// An EP object of one buffer, with the handles of the library that nobody uses.
 struct HighThroughput::Lane {
   py::object ep;
-  uint32_t buffer;
   int64_t hidden;
   mep_ep_view_t view;
   std::vector<py::object> free;
-  uint64_t number = 0;  // of its last dispatch
-  uint64_t holds = 0;   // the dispatch that can be combined; 0: none
+  uint64_t began = 0;  // number of its last dispatch
+  uint64_t holds = 0;  // the dispatch that can be combined; 0: none
   // Memory of the library. Expanded: of tokens, undefined otherwise; slots: the rows of each token and k.
   at::Tensor topk_idx, sources, slots;
   at::Tensor ranges;  // on a GPU
@@ -42,7 +40,7 @@ struct HighThroughput::Lane {
 struct HighThroughput::Spot {
   Spot(std::shared_ptr<Lane> lane_, int64_t sides_) : lane(std::move(lane_)), sides(sides_) {
     if (lane->free.empty()) {
-      handle = lane->ep.attr("handle")(lane->buffer);
+      handle = lane->ep.attr("handle")();
     } else {
       handle = std::move(lane->free.back());
       lane->free.pop_back();
@@ -59,14 +57,6 @@ struct HighThroughput::Spot {
   int64_t sides;        // see RowShape
   py::object handle;    // a mep.ep.Handle
   uint64_t number = 0;  // of its last dispatch in the lane
-};
-
-// An EP object, whose buffers are used in turn.
-struct HighThroughput::Object {
-  std::array<std::shared_ptr<Lane>, kHalves> lanes;
-  size_t turn = 0;
-
-  void used() { turn = (turn + 1) % kHalves; }
 };
 
 // A dispatch brings rows into memory of the caller, or leaves them in the library's, and tells the host its counts.
