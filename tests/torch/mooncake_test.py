@@ -328,6 +328,82 @@ def check_grown(torch, dist, pg, rank, groups):
             assert int(last) == 7, name
 
 
+def rank_buffers():
+    """EP buffers, made as SGLang does, in the first dispatch: two at a time, over the loss of a rank, its replacement,
+    growth, and another loss; then of new groups, over the same store and a new one."""
+    import deep_ep_test as low_latency
+    import torch
+    import torch.distributed as dist
+    from mep.mooncake import pg
+    from mep.mooncake.ep import Buffer
+    folder, rank = pathlib.Path(os.environ["TEST_FOLDER"]), int(os.environ["RANK"])
+    stage = int(os.environ.get("STAGE", "0"))  # at which this process comes
+    mirror, active_ranks = torch.zeros(4, dtype=torch.int32), torch.ones(4, dtype=torch.int32)
+
+    def begin(backend, place, size, store):
+        options = pg.MooncakeBackendOptions(mirror, stage > 0, 4) if backend != "gloo" else None
+        dist.init_process_group(backend, init_method=f"file://{folder}/{store}", rank=place, world_size=size,
+                                pg_options=options)
+
+    def layers(seed, *buffers, absent=()):
+        active_ranks.fill_(1)
+        for number, buffer in enumerate(buffers):
+            for kind in ("fp8", "bf16"):
+                low_latency.mooncake_layer(buffer, low_latency.Case(dist.get_world_size(), seed + number, [3] * 3),
+                                           dist.get_rank(), kind, active_ranks, absent=absent)
+        dist.barrier()  # before one drops a buffer; it tells the group of a loss
+
+    def lose(victim, buffer):
+        layers(1, buffer)
+        if rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        launch.wait_until(lambda: victim in buffer._joined().absent(), "the victim lives")
+        layers(2, buffer, absent={victim})
+        assert mirror[victim] == 0, mirror
+
+    def admit(new, *buffers):
+        """Members; a process that comes has joined. All use the group before the buffers."""
+        if stage < size - 1:
+            launch.wait_until(lambda: all(pg.get_peer_state(None, [new])), "nobody comes")
+            assert pg.recover_ranks(None, [new]).status is pg.ProposalStatus.Applied
+            for buffer in buffers:
+                buffer.update_ep_member()
+        dist.broadcast(torch.zeros(1), new)
+
+    size = int(os.environ["WORLD_SIZE"])
+    if stage > 0:
+        launch.wait_for(folder / f"enter.{stage}")
+    begin("mooncake-cpu", rank, size, "store")
+    if stage == 0:
+        first, second = Buffer(dist.group.WORLD), Buffer(dist.group.WORLD)
+        layers(10, second, first, second, Buffer(dist.group.WORLD))
+        lose(1, first)
+    else:
+        pg.join_group(None)
+    if size == 2:
+        kept = (first, second) if stage == 0 else ()
+        admit(1, *kept)
+        first, second = kept or (Buffer(dist.group.WORLD), Buffer(dist.group.WORLD))
+        layers(20, first, second, first)
+        (folder / "enter.2").touch()
+    size = 3
+    admit(2, *((first,) if stage < 2 else ()))
+    if stage == 2:
+        first = Buffer(dist.group.WORLD)
+    assert first.group_size == 3
+    second = Buffer(dist.group.WORLD)
+    layers(30, first, second, first)
+    lose(1, second)
+    layers(40, first, Buffer(dist.group.WORLD), absent={1})
+    dist.destroy_process_group()
+    stage = 0
+    for number, (backend, store) in enumerate((("mooncake-cpu", "store"), ("gloo", "other"), ("mooncake-cpu", "third"))):
+        begin(backend, rank // 2, 2, store)
+        buffers = Buffer(dist.group.WORLD), Buffer(dist.group.WORLD)
+        layers(50 + number, *buffers, buffers[0])
+        dist.destroy_process_group()
+
+
 def rank_waiting():
     """A replacement is killed while it waits: recover_ranks says that none came, and takes the next one in."""
     folder = pathlib.Path(os.environ["TEST_FOLDER"])
@@ -467,6 +543,14 @@ class MooncakeTest(unittest.TestCase):
         processes, folder = launch.start(__file__, "grown", 2)
         processes += [launch.start_one(__file__, "grown", rank, rank + 1, folder) for rank in (2, 3)]
         launch.finish(processes, folder)
+
+    def test_buffers(self):
+        processes, folder = launch.start(__file__, "buffers", 2)
+        processes.append(launch.start_one(__file__, "buffers", 2, 3, folder, STAGE="2"))
+        self.assertEqual(processes[1].wait(launch.LIMIT_S), -signal.SIGKILL, (folder / "output.1").read_text())
+        processes[1] = launch.start_one(__file__, "buffers", 1, 2, folder, STAGE="1")
+        (folder / "enter.1").touch()
+        launch.finish(processes, folder, [0, -signal.SIGKILL, 0])
 
     def test_replacement_killed_as_it_waits(self):
         processes, folder = launch.start(__file__, "waiting", 3)

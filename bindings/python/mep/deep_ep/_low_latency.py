@@ -53,8 +53,8 @@ class LowLatency:
     ends. On a GPU a failure is raised by a later call, as operations on a stream are.
     """
 
-    def __init__(self, comm: "mep.Comm", goes_on: bool, owned: bool, newcomer: bool = False):
-        self.comm, self.goes_on, self._newcomer = comm, goes_on, newcomer
+    def __init__(self, comm: "mep.Comm", goes_on: bool, owned: bool):
+        self.comm, self.goes_on = comm, goes_on
         self.streams = None if comm.device is None else Streams(comm.device)
         self._objects: "Dict[Tuple[Any, ...], Any]" = {}  # lanes of the binding, by sizes and kind of rows
         self._leaving = weakref.finalize(self, _leave_at_last, comm) if owned else None
@@ -86,17 +86,6 @@ class LowLatency:
             if time.monotonic() > limit:
                 raise mep.TimeoutError(f"rank {rank} was not left out within {_EVICTION_S} s")
             time.sleep(0.0005)
-
-    def recover(self, there: List[int], timeout: float = 60.0) -> None:
-        """Takes in the replacements of ranks that are gone and in `there`. All ranks that are there call it, with
-        nothing pending. mep.TimeoutError says that one did not come."""
-        absent = self.absent()
-        known = self.comm.agree(sum(1 << rank for rank in range(self.comm.size) if rank not in absent))
-        wanted = [rank for rank in there if not known >> rank & 1]
-        if wanted:
-            self.again(lambda: self.comm.recover_ranks(wanted, timeout))
-        for lanes in self._objects.values():
-            lanes.start_again()
 
     def again(self, call: "Callable[[], Any]") -> Any:
         """Does the call, again where it did nothing but tell of ranks that have gone."""
@@ -150,19 +139,11 @@ class LowLatency:
                            num_buffers=BUFFERS, name="deep_ep-" + "-".join(map(str, key)), **WIRES[wire])
             if self.streams is not None and "wire_type" in options:
                 options["scale_layout"] = "column_major"
-            ep = self.again(lambda: self._object(options))
+            ep = self.again(lambda: self.make_ep(**options))
             lanes = self._objects[key] = _binding.LowLatencyLanes(
                 ep, [ep.handle(buffer) for buffer in range(BUFFERS)], self.streams and self.streams.order,
                 has_power_scales=wire == "fp8_power", tells_failures=not self.goes_on)
         return lanes
-
-    def _object(self, options: dict[str, Any]) -> "mep.Ep":
-        if self._newcomer:
-            try:
-                return mep.Ep.attach(self.comm, **options)
-            except mep.NotFoundError:
-                pass  # new to the others too
-        return self.make_ep(**options)
 
     # ---- calls ------------------------------------------------------------------------------------------
 

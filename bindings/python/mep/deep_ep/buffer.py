@@ -7,11 +7,11 @@ import torch
 
 import mep
 from mep.torch import backend_of
+from mep.torch._meeting import Place
 
 from .utils.event import EventHandle, EventOverlap
 from ._high_throughput import HighThroughput, _Rows
 from ._low_latency import BUFFERS, LowLatency
-from ._meeting import Place
 
 _Hook = Union[Callable[[], None], Any]  # Any: None without return_recv_hook
 
@@ -94,7 +94,8 @@ class Buffer:
         self.low_latency_mode, self.explicitly_destroy = low_latency_mode, explicitly_destroy
 
     def _come_together(self) -> Place:
-        place = self._place = Place(self.group, together=True)
+        place = self._place = Place(self.group)
+        place.agree()
         if not torch.cuda.is_available():
             self._meet(None)
         elif place.is_on_gpus:
@@ -132,7 +133,7 @@ class Buffer:
         if gone:
             raise RuntimeError(f"update_ep_member: ranks {gone} of the group are gone; mep.torch.recover({gone}) comes first")
         self._leave()
-        self._come_together()
+        self.group_size = self._come_together().size
 
     def _leave(self) -> None:
         calls, self._calls = self._calls, None

@@ -7,40 +7,36 @@ docs/guide/mooncake.md says what differs from Mooncake.
 from __future__ import annotations
 
 import math
-from typing import Any, List, Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 
-import mep
 from mep.deep_ep import EventOverlap
 from mep.deep_ep._low_latency import LowLatency
-from mep.deep_ep._meeting import Place
 from mep.deep_ep._high_throughput import _Rows
 from mep.deep_ep.buffer import _Hook, low_latency_bytes
-
-from . import pg
+from mep.torch._meeting import Place
 
 
 class Buffer:
-    """The ranks' part in dispatches and combines. All ranks of `group` make it; a communicator of its own is made. A
-    replacement that has not joined its group makes it alone, and takes part from update_ep_member() on.
+    """The ranks' part in dispatches and combines. All ranks of `group` make it; a communicator of its own is made. The
+    ranks meet in the first dispatch, whose tensors' device is that of all further ones. A process that has not joined its
+    group dispatches alone.
 
     A rank that is lost is left out, and no call raises for it. The sizes are accepted and change nothing.
-
-    Where PyTorch has no GPU, the ranks meet here; else in the first dispatch, whose tensors' device is that of all
-    further ones.
     """
 
     def __init__(self, group: Any, num_ep_buffer_bytes: int = 0, disable_p2p: bool = False):
         self.group, self.num_ep_buffer_bytes = group, num_ep_buffer_bytes
-        self._place = Place(group)
-        self.rank, self.group_size = self._place.rank, self._place.size
         self._calls: Optional[LowLatency] = None
+        self._is_alone = False  # with _calls: they were made before this process had joined
+        self._take_place()
+
+    def _take_place(self) -> None:
+        self._place = Place(self.group)
+        self.rank, self.group_size = self._place.rank, self._place.size
         self._timeout_us: Optional[int] = None  # that the communicator has
         self._seen: Any = None  # the tensor of active ranks that was read last, and its version
-        self._is_newcomer = _is_alone(group)
-        if not self._is_newcomer and not torch.cuda.is_available():
-            self._calls = LowLatency(self._place.meet(partial=True), goes_on=True, owned=True)
 
     @staticmethod
     def get_ep_buffer_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int,
@@ -56,7 +52,8 @@ class Buffer:
         mep.deep_ep does. active_ranks, int32 [ranks] or longer: a rank with 0 is left out for good; one that is gone
         gets 0.
         """
-        calls = self._begin(active_ranks, timeout_us, async_finish, return_recv_hook, x)
+        self._meet(x)
+        calls = self._begin(active_ranks, timeout_us, async_finish, return_recv_hook)
         wire = "bfloat16" if use_fp8 is False else "fp8"
         found, count, handle, event, hook = calls.dispatch(
             x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, wire, False, None, None, return_recv_hook,
@@ -68,7 +65,7 @@ class Buffer:
                 return_recv_hook: bool = False, out: Optional[torch.Tensor] = None
                 ) -> "Tuple[torch.Tensor, EventOverlap, _Hook]":
         """Brings the experts' rows back and sums them by weight. Returns (sums, event, hook). Once per handle."""
-        calls = self._begin(active_ranks, timeout_us, async_finish, return_recv_hook, topk_idx)
+        calls = self._begin(active_ranks, timeout_us, async_finish, return_recv_hook)
         sums, event, hook = calls.combine(x, topk_idx, topk_weights, handle, zero_copy, out, None, return_recv_hook,
                                           async_finish)
         return sums, event, self._end(active_ranks, hook)
@@ -78,35 +75,43 @@ class Buffer:
         return self._joined().combine_buffer(handle)
 
     def update_ep_member(self) -> None:
-        """Takes ranks in that the group has: replacements that it has recovered, and ranks that a 0 in active_ranks has
-        left out. All ranks of the group call it, those too, with nothing pending."""
-        if self._calls is None and not self._is_newcomer:
-            raise RuntimeError("the Buffer was not used yet, so nothing is to be updated")
-        if self._calls is not None:
-            if self._calls.streams is not None:
-                torch.cuda.synchronize(self._calls.comm.device)
-            try:
-                return self._calls.recover(_there(self.group, self.group_size))
-            except mep.EvictedError:  # by a 0 in active_ranks; this rank comes back
-                self._calls.close()
-                self._timeout_us = None
-        self._calls = LowLatency(self._place.join(partial=True), goes_on=True, owned=True, newcomer=True)
+        """Takes ranks in that the group has: replacements that it has recovered, ranks that it has grown by, and ranks that
+        a 0 in active_ranks has left out. All ranks of the group call it that have this Buffer, with nothing pending; a
+        process that comes may make its Buffer then. The ranks meet in the next dispatch. Handles, tensors over memory of the
+        library and captured graphs are void.
+        """
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            if calls.streams is not None:
+                calls.streams.order.synchronize()
+            calls.close()
+        self._take_place()
 
-    def _joined(self, x: Optional[torch.Tensor] = None) -> LowLatency:
-        """x: a tensor of the call that has one."""
-        if self._calls is None and x is not None and not self._is_newcomer:
-            device = x.device.index if x.is_cuda else None
-            self._calls = LowLatency(self._place.meet(partial=True, device=device), goes_on=True, owned=True)
+    def _meet(self, x: torch.Tensor) -> None:
+        """Before each dispatch, of x."""
+        if self._is_alone and not self._place.is_alone:
+            self.update_ep_member()
+        if x.is_cuda and (self._calls is None or self._is_alone) and torch.cuda.is_current_stream_capturing():
+            raise NotImplementedError("a graph cannot capture a dispatch in which ranks meet, or that of a rank that has not "
+                                      "joined its group: dispatch once with all ranks before the capture")
+        if self._calls is not None:
+            return
+        device = x.device.index if x.is_cuda else None
+        self._is_alone = self._place.is_alone
+        if not self._is_alone:
+            self._place.agree()
+        comm = self._place.meet_nobody(device) if self._is_alone else self._place.meet(partial=True, device=device)
+        self._calls = LowLatency(comm, goes_on=True, owned=True)
+
+    def _joined(self) -> LowLatency:
         if self._calls is None:
-            raise RuntimeError("this rank is a replacement; call update_ep_member() after join_group(), as the others "
-                               "do after recover_ranks()")
+            raise RuntimeError("the ranks have not met since the Buffer was made or updated; a dispatch comes first")
         return self._calls
 
-    def _begin(self, active_ranks: torch.Tensor, timeout_us: int, async_finish: bool, with_hook: bool,
-               x: torch.Tensor) -> LowLatency:
+    def _begin(self, active_ranks: torch.Tensor, timeout_us: int, async_finish: bool, with_hook: bool) -> LowLatency:
         if async_finish and with_hook:
             raise ValueError("async_finish and return_recv_hook exclude each other")
-        calls = self._joined(x)
+        calls = self._joined()
         calls.check(active_ranks=active_ranks)
         if active_ranks.dtype != torch.int32 or active_ranks.dim() != 1 or len(active_ranks) < self.group_size:
             raise ValueError(f"active_ranks is {active_ranks.dtype} {tuple(active_ranks.shape)}; it must be int32 "
@@ -139,23 +144,6 @@ class Buffer:
             hook()
             show()
         return receive
-
-
-def _is_alone(group: Any) -> bool:
-    """Whether this process is a replacement that has not joined its group."""
-    try:
-        return pg.get_current_epoch(group) == 0
-    except TypeError:  # of another backend, which has no replacements
-        return False
-
-
-def _there(group: Any, size: int) -> List[int]:
-    """The ranks that are in the group."""
-    try:
-        there: List[int] = pg.get_active_ranks(group)[:size].nonzero().flatten().tolist()
-        return there
-    except TypeError:
-        return []
 
 
 __all__ = ["Buffer", "EventOverlap"]

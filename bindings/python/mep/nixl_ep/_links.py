@@ -1,15 +1,15 @@
 """How the ranks of mep.nixl_ep find each other by a store of torch.distributed."""
 from __future__ import annotations
 
-import concurrent.futures
 import time
 import uuid
-from typing import Any, Callable, Dict, Iterable, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Optional, Tuple
 
 import torch.distributed as _dist
 
 import mep
 from mep.torch import Store
+from mep.torch._meeting import meet_among, meet_nobody, wait
 
 
 class Links:
@@ -55,7 +55,7 @@ class Links:
         def all_are_linked() -> bool:
             missing.difference_update([peer for peer in missing if is_linked(peer)])
             return not missing
-        if not _wait(all_are_linked, limit_s):
+        if not wait(all_are_linked, limit_s):
             raise mep.TimeoutError(f"connect_ranks: ranks {sorted(missing)} did not connect with rank {rank} within "
                                    f"{limit_s:g} s; they call connect_ranks() with this rank and the same store")
 
@@ -65,26 +65,15 @@ class Links:
     def meet(self, ranks: "Tuple[int, ...]", size: int, device: Optional[int], limit_s: float) -> "mep.Comm":
         """A communicator of `size` places, in which `ranks` are there and the others have left. All of `ranks` call it,
         each as often as the others."""
-        options: "Dict[str, Any]" = {"partial": True, **({} if device is None else {"device": device})}
-        absent = [rank for rank in range(size) if rank not in ranks]
         if len(ranks) == 1:
-            comms = mep.init_all(size, **options)
-            for rank in absent:
-                comms[rank].close()
-            return comms[self.rank]
+            return meet_nobody(self.rank, size, device)
         limit = time.monotonic() + limit_s
         job = self._job_of(ranks, size, limit)
         c10d: Any = _dist
-        options.update(size=size, job=job, store=Store(c10d.PrefixStore(job, self._store)),
-                       init_timeout_ms=_milliseconds_until(limit))
-        comm = _opened(self.rank, absent if self.rank == ranks[0] else [], options)
-        if absent and self.rank != ranks[0]:
-            comm.agree(0)
-        if _wait(lambda: comm.live <= len(ranks), limit - time.monotonic()):
-            return comm
-        comm.abort("the places of ranks that are not there were not left")
-        comm.close()
-        raise mep.TimeoutError(f"the places {absent} of ranks that are not there were not left within {limit_s:g} s")
+        options: "Dict[str, Any]" = {"size": size, "job": job, "partial": True,
+                                     "store": Store(c10d.PrefixStore(job, self._store)),
+                                     **({} if device is None else {"device": device})}
+        return meet_among(self.rank, ranks, options, limit - time.monotonic())
 
     def _job_of(self, ranks: "Tuple[int, ...]", size: int, limit: float) -> str:
         """The first of the ranks names the job. A rank asks for the name by the name of its link with that one."""
@@ -103,42 +92,8 @@ class Links:
 
     def _taken(self, key: str, limit: float, otherwise: str) -> bytes:
         """The value of a key that one rank reads."""
-        if not _wait(lambda: bool(self._store.check([key])), limit - time.monotonic()):
+        if not wait(lambda: bool(self._store.check([key])), limit - time.monotonic()):
             raise mep.TimeoutError(otherwise)
         value: bytes = self._store.get(key)
         self._store.delete_key(key)
         return value
-
-
-def _opened(rank: int, absent: "Sequence[int]", options: "Dict[str, Any]") -> "mep.Comm":
-    """The communicator of `rank`, after the places of `absent` were taken and left."""
-    if not absent:
-        return mep.init(rank=rank, **options)
-    with concurrent.futures.ThreadPoolExecutor(len(absent)) as pool:
-        places = [pool.submit(_take_and_leave, each, options) for each in absent]
-        comm = mep.init(rank=rank, **options)
-        comm.agree(0)
-        for place in places:
-            place.result()
-    return comm
-
-
-def _take_and_leave(rank: int, options: "Dict[str, Any]") -> None:
-    comm = mep.init(rank=rank, **options)
-    comm.agree(0)  # all have come
-    comm.close()
-
-
-def _milliseconds_until(limit: float) -> int:
-    return max(1, int(1000 * (limit - time.monotonic())))
-
-
-def _wait(condition: "Callable[[], bool]", limit_s: float) -> bool:
-    """Whether the condition came true in the time."""
-    limit, pause = time.monotonic() + limit_s, 0.001
-    while not condition():
-        if time.monotonic() > limit:
-            return False
-        time.sleep(pause)
-        pause = min(2 * pause, 0.032)
-    return True

@@ -11,8 +11,8 @@ import mep
 from mep.deep_ep import Buffer as _Calls, EventHandle, EventOverlap
 from mep.deep_ep._high_throughput import _Rows
 from mep.deep_ep._low_latency import BUFFERS, Handle, _leave, _leave_at_last
-from mep.deep_ep._meeting import store_of
 from mep.deep_ep.buffer import _Hook, low_latency_bytes
+from mep.torch._meeting import store_of
 
 from ._links import Links
 

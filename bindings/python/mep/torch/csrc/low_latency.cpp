@@ -482,7 +482,6 @@ void add_low_latency(py::module_& module) {
            py::arg("ep"), py::arg("handles"), py::arg("streams"), py::arg("has_power_scales"),
            py::arg("tells_failures"))
       .def_property_readonly("ep", &Lanes::ep)
-      .def("start_again", &Lanes::start_again)
       .def("dispatch", &Lanes::dispatch);
 }
 

@@ -33,8 +33,6 @@ class LowLatencyLanes : public BufferCalls, public std::enable_shared_from_this<
                   bool tells_failures);
 
   const py::object& ep() const { return ep_; }
-  // The first buffer is the next, as for a joiner.
-  void start_again() { next_ = 0; }
   // owner: kept by tensors over the library's memory; owner.failed() says what follows from an error. packed_scales: four
   // exponents in a word. is_hooked: the hook receives. is_async: the current stream of a GPU does not wait. Returns
   // (rows, scales or None, counts, src_info, layout_range, use, hook or None).

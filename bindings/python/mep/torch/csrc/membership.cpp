@@ -45,6 +45,14 @@ uint64_t ProcessGroupMep::epoch() const {
   return epoch;
 }
 
+uint64_t ProcessGroupMep::agree(uint64_t word) {
+  const std::lock_guard lock(collectives_->mutex());
+  if (collectives_->handle() == nullptr) std::rethrow_exception(closed_error("agree"));
+  collectives_->set_timeout(options_->timeout);
+  check(mep_comm_agree(collectives_->handle(), word, &word), "agree");
+  return word;
+}
+
 void ProcessGroupMep::set_active_ranks(const at::Tensor& mirror) {
   active_ = std::make_shared<ActiveRanks>(mirror, size_);
   active_->show(living());
@@ -77,11 +85,7 @@ std::vector<bool> ProcessGroupMep::peers_are_ready(const std::vector<int>& ranks
     if (is_there) waiting |= uint64_t{1} << rank;
   }
   // Not all see it at one time; what they do next has to be the same.
-  {
-    const std::lock_guard lock(collectives_->mutex());
-    collectives_->set_timeout(options_->timeout);
-    check(mep_comm_agree(collectives_->handle(), waiting, &waiting), "ask who waits");
-  }
+  waiting = agree(waiting);
   for (size_t index = 0; index < ranks.size(); ++index) {
     if ((waiting >> ranks[index] & 1) != 0) are_ready[index] = true;
   }

@@ -64,6 +64,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("living", &ProcessGroupMep::living, without_gil())
       .def("ranks_of_world", &ProcessGroupMep::ranks_of_world)
       .def("epoch", &ProcessGroupMep::epoch, without_gil())
+      .def("agree", &ProcessGroupMep::agree, py::arg("word"), without_gil())
       .def("peers_are_ready", &ProcessGroupMep::peers_are_ready, py::arg("ranks"), without_gil())
       .def("recover", &ProcessGroupMep::recover, py::arg("ranks"), py::arg("timeout"),
            without_gil())

@@ -101,6 +101,9 @@ class ProcessGroupMep final : public c10d::Backend {
   // Ranks of the group in its present view, and the number of that view: this rank alone and 0 before it has joined.
   std::vector<int> living() const;
   uint64_t epoch() const;
+  // The bits that the words of all ranks that are there have in common. They all call it; the loss of a rank does not
+  // prevent it. Throws DistBackendError.
+  uint64_t agree(uint64_t word);
   // Its ranks by their numbers in the default group.
   const std::vector<int32_t>& ranks_of_world() const {
     return comms_.ranks;
