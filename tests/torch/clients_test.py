@@ -303,6 +303,46 @@ def rank_places_of_the_lost():
     os._exit(0)
 
 
+def rank_communicator():
+    """A communicator of MEP from groups of MEP and of gloo, and an EP object whose memory is shown as tensors."""
+    import torch
+    import mep
+    import mep.torch
+    dist, rank, world = begin()
+    groups = [None, dist.new_group([1, 0], backend="gloo")]
+    comms = [mep.torch.comm(group, timeout_ms=20000) for group in groups]
+    assert [comm.rank for comm in comms] == [rank, dist.get_rank(groups[1])] and comms[1].size == 2
+    tensor = comms[1].allreduce(torch.tensor([10.0 ** rank]))
+    expect(tensor, torch.tensor([11.0]), "over another communicator")
+    refused(TypeError, "process group", mep.torch.comm, "world")
+    options = dict(hidden=128, top_k=1, num_experts=world, max_tokens_per_rank=4)
+    refused(ValueError, "numpy or torch", lambda: mep.Ep(comms[0], arrays="cupy", **options))
+    chosen = torch.full((4, 1), (rank + 1) % world)
+    for layout in ("low_latency", "high_throughput"):
+        for kind in (torch.bfloat16, torch.float8_e4m3fn):
+            x = (torch.randn(4, 128, generator=torch.Generator().manual_seed(rank)) * 3).to(kind)
+            source = (rank - 1) % world
+            sent = (torch.randn(4, 128, generator=torch.Generator().manual_seed(source)) * 3).to(kind)
+            scales = torch.ones(4, 1) if kind != torch.bfloat16 else None
+            ep = mep.Ep(comms[0], arrays="torch", layout=layout, input_type=kind, **options)
+            handle = ep.handle()
+            received = handle.dispatch(x, chosen, torch.ones(4, 1), x_scales=scales)
+            rows = received.x[:received.total] if ep.high_throughput else received.rows(0)
+            assert rows.dtype == kind and torch.equal(rows.view(torch.uint8), sent.view(torch.uint8)), (layout, kind)
+            assert received.count.dtype == torch.int32 and received.count.tolist() == [4]
+            place = ep.combine_input()
+            assert place.dtype == torch.bfloat16
+            (place if ep.high_throughput else place[0])[:4] = rows.float() * 2
+            expect(handle.combine(), (x.float() * 2).to(torch.bfloat16), "what came back")
+            comms[0].barrier()  # no rank reads it any more
+            ep.close()
+            place.fill_(3)  # the tensor keeps the memory
+            assert float(place.flatten()[0]) == 3
+    for comm in comms:
+        comm.close()
+    dist.destroy_process_group()
+
+
 def rank_complex():
     """Reductions of complex numbers are those of pairs of real ones."""
     import torch
@@ -327,6 +367,9 @@ def rank_complex():
 class Clients(unittest.TestCase):
     def test_places_of_the_lost(self):
         launch.run(__file__, "places_of_the_lost", 3, expected=[0, -signal.SIGKILL, 0])
+
+    def test_communicator_of_a_group(self):
+        launch.run(__file__, "communicator", 2)
 
     def test_complex_reductions(self):
         launch.run(__file__, "complex", 2)

@@ -2,10 +2,14 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 from typing import Any, Optional
 
-from ._buffers import _DLTensor, dtype_name, numpy_dtype
-from ._type_numbers import DLPACK, RAW
+import numpy
+
+from . import _abi
+from ._buffers import _DLTensor, array_at, dtype_name, numpy_dtype
+from ._type_numbers import DLPACK, RAW, SIZES
 
 _KDL_CUDA = 2
 _DLPACK_TYPE = {number: code_and_bits for code_and_bits, number in DLPACK.items()}
@@ -69,3 +73,15 @@ class DeviceArray:
             tensor = _DLTensor(self._address, _KDL_CUDA, self.device, len(self.shape), code, bits, 1, shape, None, 0)
             _described[key] = _DLManagedTensor(tensor, None, None), shape
         return _new_capsule(ctypes.addressof(_described[key][0]), b"dltensor", None)
+
+
+def tensor_at(address: Optional[int], shape: tuple[int, ...], number: int, device: Optional[int], owner: Any) -> Any:
+    """A tensor of PyTorch over memory of the library, on hosts (device None) memory that `owner` keeps: the tensor and all
+    that is made from it hold the owner. It can be written."""
+    torch: Any = importlib.import_module("torch")
+    octets = *shape[:-1], shape[-1] * SIZES[number]
+    if device is None:
+        raw = torch.from_numpy(array_at(address, octets, numpy.uint8, writable=True, owner=owner))
+    else:
+        raw = torch.from_dlpack(DeviceArray(address, octets, _abi.MEP_UINT8, device))
+    return raw.view(getattr(torch, RAW[number][0] if number in RAW else dtype_name(number)))

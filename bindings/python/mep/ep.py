@@ -11,7 +11,7 @@ from . import _abi
 from ._buffers import (Buffer, Memory, array_at, buffer, dtype_name, dtype_number, maker,
                        numpy_dtype, rows_buffer, stream_address)
 from ._call import Closed, Unique, blocking, check, lib
-from ._device import DeviceArray
+from ._device import DeviceArray, tensor_at
 from ._ep_results import EpSize, OpStatus, Received
 from ._type_numbers import RAW, SIZES
 from ._types import BufferLike, Given
@@ -41,6 +41,10 @@ def _config(options: dict[str, Any]) -> _abi.mep_ep_config_t:
         if name in _FLAGS:
             flag, wanted = _FLAGS[name]
             config.flags |= flag if bool(value) == wanted else 0
+            continue
+        if name == "arrays":
+            if value not in ("numpy", "torch"):
+                raise ValueError(f"arrays is {value!r}, it must be numpy or torch")
             continue
         if name in ("mode", "receive_layout"):
             raise TypeError(f"unknown option {name!r}: give layout, one of {', '.join(_WORDS['layout'])}")
@@ -82,7 +86,8 @@ class Ep(Unique):
     num_experts, max_tokens_per_rank (required), name, layout ("low_latency", "slotted", "high_throughput" or
     "expanded"), experts_per_rank, num_buffers, input_type, wire_type, combine_type (names such as "bfloat16"), scale_type,
     timeout_ms, max_replicas, ...; row_memory=False is MEP_EP_NO_ROW_MEMORY, in_step=True MEP_EP_IN_STEP, combine_memory=False
-    MEP_EP_NO_COMBINE_MEMORY. Closed by close(), `with`, or with its communicator.
+    MEP_EP_NO_COMBINE_MEMORY. arrays="torch": the library's memory is shown as tensors of PyTorch, which has all its types;
+    else as arrays of NumPy, and on a GPU as DeviceArray. Closed by close(), `with`, or with its communicator.
 
     row_bytes and side_bytes: rows of a format that MEP does not know, and their side words, which travel as they are. x is
     [T, n] of any type whose rows have row_bytes, x_scales likewise of side_bytes; received rows are uint8.
@@ -101,6 +106,7 @@ class Ep(Unique):
         self._handles: list[Handle] = []
         # buffer -> (epoch, seq) of the last operation there whose error had its OpInfo
         self._told: dict[int, tuple[int, int]] = {}
+        self._has_tensors = options.get("arrays") == "torch"
         config, address = _config(options), _abi.mep_ep_t()
         blocking(function, comm._address, ctypes.byref(config), ctypes.byref(address),
                  calls=comm._calls, undo=lambda: lib.mep_ep_destroy(address))
@@ -199,7 +205,9 @@ class Ep(Unique):
         return view
 
     def _array(self, address: Optional[int], shape: tuple[int, ...], number: int, writable: bool = False) -> Any:
-        """Memory of the library as an array of NumPy, or on a GPU as what its packages take."""
+        """Memory of the library as an array of NumPy, on a GPU as what its packages take; or as a tensor of PyTorch."""
+        if self._has_tensors:
+            return tensor_at(address, shape, number, self._comm.device, self._memory)
         if self._comm.device is not None:
             return DeviceArray(address, shape, number, self._comm.device)
         return array_at(address, shape, numpy_dtype(number), writable, self._memory)
@@ -251,7 +259,7 @@ class Ep(Unique):
 
     def combine_input(self, buffer: int = 0) -> Any:
         """[E_local, R*M, H] of the library's memory, of high throughput [R*M, H], expanded more: write y here and give combine no y.
-        A DeviceArray on a communicator with a GPU."""
+        A DeviceArray on a communicator with a GPU, or a tensor: see arrays of mep.Ep."""
         memory = self._addresses(buffer).combine_input
         return self._array(memory, (*self._groups, self._group_rows, self.hidden), self.combine_type, writable=True)
 

@@ -17,6 +17,8 @@ from typing import Any, Sequence
 import torch as _torch
 import torch.distributed as _dist
 
+import mep
+
 from ._build import load as _load
 from ._store import Store
 
@@ -122,6 +124,18 @@ def shrink(timeout: datetime.timedelta | None = None) -> Any:
     return _dist.new_group(living(), timeout=timeout, use_local_synchronization=True)
 
 
+def comm(group: Any = None, partial: bool = False, device: int | None = None, **options: Any) -> mep.Comm:
+    """A communicator of MEP for the ranks of a process group of any backend, rank for rank; None: of the default group. It
+    is apart from the group, and the caller closes it. All ranks of the group call it. device: CUDA's number of the GPU whose
+    memory it works on; None: host memory. partial: operations go on without ranks that are lost, and in a group of MEP
+    without those that are gone already. options: others of mep.init().
+    """
+    from ._meeting import Place
+    place = Place(_dist.group.WORLD if group is None else group)
+    place.agree()
+    return place.meet(partial, device, **options)
+
+
 def register(name: str = "mep") -> None:
     """Registers the backend with torch.distributed under a name; importing mep.torch does it under "mep"."""
     if name.upper() in _dist.Backend._plugins:
@@ -133,4 +147,4 @@ register()
 # Groups that a program leaves without destroy_process_group() are left in order when it ends.
 atexit.register(_binding.shut_all_down)
 
-__all__ = ["ProcessGroupMep", "Store", "backend_of", "is_replacement", "living", "recover", "register", "shrink"]
+__all__ = ["ProcessGroupMep", "Store", "backend_of", "comm", "is_replacement", "living", "recover", "register", "shrink"]

@@ -76,17 +76,18 @@ class Place:
         raise RuntimeError(f"rank {self.rank} did not meet the others of its group: this rank was left out, or rank 0 of "
                            f"more than {_WORD_BITS} is gone; join_group() or recover_ranks() comes first")
 
-    def meet(self, partial: bool, device: Optional[int] = None) -> "mep.Comm":
+    def meet(self, partial: bool, device: Optional[int] = None, **more: Any) -> "mep.Comm":
         """Waits for the ranks that have agreed. partial: operations go on without ranks that are lost, and without those
-        that were not there. device: CUDA's number of the GPU whose memory operations work on; None: host memory."""
+        that were not there. device: CUDA's number of the GPU whose memory operations work on; None: host memory. more:
+        options of mep.init()."""
         c10d: Any = _dist  # it does not say which of its names are public
         job = self._job or self._store.get(self._key).decode()
-        options = {**_where(device), "size": self.size, "job": job, "partial": partial,
+        options = {**more, **_where(device), "size": self.size, "job": job, "partial": partial,
                    "store": Store(c10d.PrefixStore(f"mep/ep/{job}", self._store))}
         if not partial or len(self._ranks) == self.size:
             return mep.init(rank=self.rank, **options)
         if len(self._ranks) == 1:
-            return self.meet_nobody(device)
+            return meet_nobody(self.rank, self.size, device, **more)
         return meet_among(self.rank, self._ranks, options, _LIMIT_S)
 
     def meet_nobody(self, device: Optional[int]) -> "mep.Comm":
@@ -98,9 +99,9 @@ def _where(device: Optional[int]) -> "Dict[str, Any]":
     return {} if device is None else {"device": device}
 
 
-def meet_nobody(rank: int, size: int, device: Optional[int]) -> "mep.Comm":
+def meet_nobody(rank: int, size: int, device: Optional[int], **more: Any) -> "mep.Comm":
     """A communicator of `size` places, in which `rank` is there and the others have left."""
-    comms = mep.init_all(size, partial=True, **_where(device))
+    comms = mep.init_all(size, partial=True, **more, **_where(device))
     for each in range(size):
         if each != rank:
             comms[each].close()
