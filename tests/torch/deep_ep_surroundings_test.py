@@ -2,6 +2,8 @@
 """mep.deep_ep in programs with other defaults of PyTorch, under the names of DeepEP's modules, and when a Buffer is gone."""
 import functools
 import gc
+import os
+import signal
 import sys
 import unittest
 
@@ -55,6 +57,25 @@ def rank_mooncake():
     for number, kind in enumerate(("fp8", "bf16")):
         case = low_latency.Case(ranks, 250 + number)
         low_latency.mooncake_layer(buffer, case, rank, kind, active_ranks, hooked=number == 1)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def rank_lost_in_meeting():
+    """A rank of mep.mooncake dies in its first dispatch, after the ranks have agreed to meet."""
+    import torch
+    import torch.distributed as dist
+    from mep.mooncake import pg
+    from mep.mooncake.ep import Buffer
+    from mep.torch._meeting import Place
+    rank, ranks = int(os.environ["RANK"]), 3
+    dist.init_process_group("mooncake-cpu", init_method=f"file://{os.environ['TEST_FOLDER']}/store", rank=rank,
+                            world_size=ranks, pg_options=pg.MooncakeBackendOptions(ranks))
+    if rank == 1:
+        Place.meet = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    buffer, active_ranks = Buffer(dist.group.WORLD), torch.ones(ranks, dtype=torch.int32)
+    for number in range(2):
+        low_latency.mooncake_layer(buffer, low_latency.Case(ranks, 260 + number), rank, "fp8", active_ranks, absent={1})
     dist.barrier()
     dist.destroy_process_group()
 
@@ -144,6 +165,9 @@ class SurroundingsTest(unittest.TestCase):
 
     def test_mooncake_under_other_defaults(self):
         launch.run(__file__, "mooncake", 2)
+
+    def test_lost_in_meeting(self):
+        launch.run(__file__, "lost_in_meeting", 3, [0, -signal.SIGKILL, 0], MEP_INIT_TIMEOUT_MS="3000")
 
     def test_elastic_under_other_defaults(self):
         launch.run(__file__, "elastic", 2)

@@ -98,9 +98,7 @@ class Buffer:
             return
         device = x.device.index if x.is_cuda else None
         self._is_alone = self._place.is_alone
-        if not self._is_alone:
-            self._place.agree()
-        comm = self._place.meet_nobody(device) if self._is_alone else self._place.meet(partial=True, device=device)
+        comm = self._place.meet_nobody(device) if self._is_alone else self._place.meet_all(device)
         self._calls = LowLatency(comm, goes_on=True, owned=True)
 
     def _joined(self) -> LowLatency:

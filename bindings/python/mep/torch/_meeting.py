@@ -90,6 +90,18 @@ class Place:
             return meet_nobody(self.rank, self.size, device, **more)
         return meet_among(self.rank, self._ranks, options, _LIMIT_S)
 
+    def meet_all(self, device: Optional[int]) -> "mep.Comm":
+        """agree() and meet(), partial, again where a rank was lost between."""
+        self.agree()
+        while True:
+            ranks = self._ranks
+            try:
+                return self.meet(partial=True, device=device)
+            except mep.Error:
+                self.agree()
+                if self._ranks == ranks:
+                    raise
+
     def meet_nobody(self, device: Optional[int]) -> "mep.Comm":
         """A communicator of as many places, which the others have left. Without agree()."""
         return meet_nobody(self.rank, self.size, device)
