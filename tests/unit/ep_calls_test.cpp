@@ -128,15 +128,12 @@ void disagreements(void**) {
         {"max_replicas", [](auto* c) { c->max_replicas = 2; }},
         {"NO_COMBINE_MEMORY in flags", [](auto* c) { c->flags = MEP_EP_NO_COMBINE_MEMORY; }},
         {"row_bytes is 48 on rank 0 and 64 on rank 1", [](auto* c) { c->row_bytes = 64; }},
-        {"side_bytes is 8 on rank 0 and 12 on rank 1", [](auto* c) { c->side_bytes = 12; }},
+        {"side_bytes is 48 on rank 0 and 12 on rank 1", [](auto* c) { c->side_bytes = 12; }},
     };
     for (const auto& each : cases) {
       mep_ep_config_t config = small_config();
       config.num_experts = 9;
-      if (std::strstr(each.part, "_bytes") != nullptr) {
-        config.row_bytes = 48;
-        config.side_bytes = 8;
-      }
+      if (std::strstr(each.part, "_bytes") != nullptr) config.row_bytes = config.side_bytes = 48;
       if (std::strstr(each.part, "NO_COMBINE") != nullptr) config.layout = MEP_EP_HIGH_THROUGHPUT;
       if (rank == 1) each.differ(&config);
       mep_ep_t ep = nullptr;
