@@ -34,6 +34,11 @@ bool is_exclusion(mep_result_t result) {
   return result == MEP_ERR_EVICTED || result == MEP_ERR_NO_QUORUM;
 }
 
+bool is_breakdown(mep_result_t result) {
+  return result < 0 && !is_loss(result) && !is_exclusion(result) && result != MEP_ERR_REVOKED &&
+         result != MEP_ERR_ABORTED;
+}
+
 std::exception_ptr error_of(mep_result_t result, const char* what) {
   try {
     check(result, what);
@@ -103,6 +108,14 @@ void Communicator::sweep(std::vector<c10::intrusive_ptr<MepWork>>* ended) {
     c10::intrusive_ptr<MepWork> work = *at++;
     if (work->advance(0)) ended->push_back(std::move(work));
   }
+}
+
+bool Communicator::patrol(std::vector<c10::intrusive_ptr<MepWork>>* ended) {
+  if (!mutex_.try_lock_unnoticed()) return false;
+  const std::lock_guard lock(mutex_, std::adopt_lock);
+  sweep(ended);
+  is_patrolled_ = !pending_.empty();
+  return !is_patrolled_;
 }
 
 void Communicator::revoke() const {

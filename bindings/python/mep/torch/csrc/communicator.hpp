@@ -13,6 +13,7 @@
 #include <list>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <c10/util/intrusive_ptr.h>
@@ -31,6 +32,9 @@ void check(mep_result_t result, const char* what);
 bool is_loss(mep_result_t result);
 // Whether the others went on without this rank, which may join them again.
 bool is_exclusion(mep_result_t result);
+// Whether it is a failure that calls for a look at what happened: no loss, which a group survives, and no end that the
+// program gave the group itself.
+bool is_breakdown(mep_result_t result);
 // The same error, to be thrown by Work::wait.
 std::exception_ptr error_of(mep_result_t result, const char* what);
 // That the group is no more, which MEP was not asked about.
@@ -52,6 +56,8 @@ class WantedMutex {
     if (!owns) was_missed_.store(true, std::memory_order_relaxed);
     return owns;
   }
+  // Unlike after try_lock(), the holder does not make way.
+  bool try_lock_unnoticed() { return mutex_.try_lock(); }
   void unlock() { mutex_.unlock(); }
   // Relaxed: the mutex orders all. Held: whether another thread waits for it, or has tried to get it since this was asked.
   bool is_wanted() {
@@ -101,8 +107,12 @@ class Communicator {
   mep_comm_t replace(mep_comm_t handle);
   // Ends what has ended, in the order in which it began. Whom to announce to is appended to *ended.
   void sweep(std::vector<c10::intrusive_ptr<MepWork>>* ended);
+  // Whether the caller is to give it to Completer::patrol(), which does not have it yet.
+  bool starts_patrol() { return !std::exchange(is_patrolled_, true); }
 
   // --- Without it ---
+  // sweep(), unless somebody holds the mutex. True: nothing is left, and the patrol is over.
+  bool patrol(std::vector<c10::intrusive_ptr<MepWork>>* ended);
   // It belongs to this object from now on.
   void open(mep_comm_t handle);
   // Ends what is pending on all its members, with an error.
@@ -121,6 +131,7 @@ class Communicator {
   std::atomic<bool> is_excluded_{false};
   WantedMutex mutex_;
   Pending pending_;
+  bool is_patrolled_ = false;
   uint32_t timeout_ms_ = 0;  // 0: not known
 };
 

@@ -22,12 +22,21 @@ Completer::~Completer() {
 }
 
 void Completer::watch(c10::intrusive_ptr<MepWork> work) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (stopping_) return;
-    arrived_.push_back(std::move(work));
-    if (threads_.empty()) threads_.emplace_back([this] { loop(); });
-  }
+  const std::lock_guard lock(mutex_);
+  if (stopping_) return;
+  arrived_.push_back(std::move(work));
+  rouse();
+}
+
+void Completer::patrol(std::shared_ptr<Communicator> comm) {
+  const std::lock_guard lock(mutex_);
+  if (stopping_) return;
+  to_patrol_.push_back(std::move(comm));
+  rouse();
+}
+
+void Completer::rouse() {
+  if (threads_.empty()) threads_.emplace_back([this] { loop(); });
   wake();
 }
 
@@ -48,6 +57,9 @@ void Completer::stop() {
       thread.join();
     }
   }
+  // What is pending on them refers to this object.
+  patrolled_.clear();
+  to_patrol_.clear();
 }
 
 void Completer::wake() const {
@@ -82,6 +94,8 @@ Completer::Works Completer::await_ended(std::unique_lock<std::mutex>* lock) {
   while (!stopping_ && ended.empty()) {
     for (auto& work : arrived_) watched_.push_back(std::move(work));
     arrived_.clear();
+    for (auto& comm : to_patrol_) patrolled_.push_back(std::move(comm));
+    to_patrol_.clear();
     lock->unlock();
     events.assign(1, pollfd{wake_fd_, POLLIN, 0});
     std::erase_if(watched_, [&](c10::intrusive_ptr<MepWork>& work) {
@@ -93,8 +107,10 @@ Completer::Works Completer::await_ended(std::unique_lock<std::mutex>* lock) {
       if (event >= 0) events.push_back(pollfd{event, POLLIN, 0});
       return false;
     });
+    std::erase_if(patrolled_, [&](const auto& comm) { return comm->patrol(&ended); });
     if (ended.empty()) {
-      (void)poll(events.data(), events.size(), watched_.empty() ? -1 : kLongestSleepMs);
+      const bool is_idle = watched_.empty() && patrolled_.empty();
+      (void)poll(events.data(), events.size(), is_idle ? -1 : kLongestSleepMs);
       uint64_t count = 0;
       (void)!read(wake_fd_, &count, sizeof count);
     }

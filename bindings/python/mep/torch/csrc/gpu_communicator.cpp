@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <random>
+#include <utility>
 
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
@@ -129,33 +130,57 @@ c10::Stream GpuCommunicator::stream_of(const Call& call, const c10::Stream& curr
 c10::intrusive_ptr<c10d::Work> GpuCommunicator::run(Call call, at::Device device, uint64_t number) {
   connect(device, call.timeout);
   const std::lock_guard order(order_mutex_);
-  const auto comm = this->comm();
-  const std::lock_guard lock(comm->mutex());
-  if (comm->handle() == nullptr) std::rethrow_exception(closed_error(call.name));
-  comm->set_timeout(call.timeout);
   const c10::Stream current = guard_of(device).getStream(device);
   const c10::Stream stream = stream_of(call, current);
-  std::exception_ptr error;
-  {
-    const c10::StreamGuard on(stream);
-    for (const Step& step : call.steps) {
-      error = error_of(step({comm->handle(), stream.native_handle(), nullptr}), call.name);
-      if (error != nullptr) break;
-    }
-    if (error == nullptr && call.finish) call.finish();
-  }
+  std::exception_ptr error = enqueue(call, stream);
   if (call.is_async) {
     // The allocator of the current stream must not give this memory away before the other stream has used it.
     for (const auto* tensors : {&call.inputs, &call.outputs, &call.buffers}) {
       for (const at::Tensor& tensor : *tensors) tensor.record_stream(stream);
     }
   }
-  if (error == nullptr) {
-    error = error_of(mep_comm_async_result(comm->handle()), "an earlier operation on the GPU");
+  if (error == nullptr) error = take_error("an earlier operation on the GPU");
+  if (error != nullptr) comm()->note_failure();
+  const uint64_t key = new_completion_key();
+  auto end = std::make_shared<GpuEnd>(stream);
+  const bool is_followed = call.hooks->are_any() || call.extra_time != nullptr;
+  if (error == nullptr && is_followed && capture_of(stream) == 0) {
+    end->record();
+    const std::lock_guard lock(issued_mutex_);
+    issued_.push_back({end, key, call.hooks, std::move(call.extra_time)});
   }
-  if (error != nullptr) comm->note_failure();
-  return c10::make_intrusive<GpuWork>(rank_, number, std::move(call), stream, shared_from_this(),
-                                      std::move(error));
+  return c10::make_intrusive<GpuWork>(rank_, number, key, std::move(call), std::move(end), stream,
+                                      shared_from_this(), std::move(error));
+}
+
+std::exception_ptr GpuCommunicator::enqueue(const Call& call, const c10::Stream& stream) {
+  const auto comm = this->comm();
+  const std::lock_guard lock(comm->mutex());
+  if (comm->handle() == nullptr) std::rethrow_exception(closed_error(call.name));
+  comm->set_timeout(call.timeout);
+  const c10::StreamGuard on(stream);
+  for (const Step& step : call.steps) {
+    std::exception_ptr error =
+        error_of(step({comm->handle(), stream.native_handle(), nullptr}), call.name);
+    if (error != nullptr) return error;
+  }
+  if (call.finish) call.finish();
+  return nullptr;
+}
+
+std::vector<GpuCommunicator::Issued> GpuCommunicator::take_ended() {
+  std::vector<Issued> ended;
+  const std::lock_guard lock(issued_mutex_);
+  if (issued_.empty()) return ended;
+  // A question to any event would end a capture of this thread.
+  const at::Device device = issued_.front().end->stream().device();
+  if (capture_of(guard_of(device).getStream(device)) != 0) return ended;
+  std::erase_if(issued_, [&](Issued& each) {
+    const bool has_ended = each.end->has_come();
+    if (has_ended) ended.push_back(std::move(each));
+    return has_ended;
+  });
+  return ended;
 }
 
 bool GpuCommunicator::synchronize() {
@@ -171,10 +196,29 @@ bool GpuCommunicator::synchronize() {
 std::exception_ptr GpuCommunicator::take_error(const char* what) {
   const auto comm = this->comm();
   if (comm == nullptr) return nullptr;
-  const std::lock_guard lock(comm->mutex());
-  if (comm->handle() == nullptr) return closed_error(what);
-  const std::exception_ptr error = error_of(mep_comm_async_result(comm->handle()), what);
-  if (error != nullptr) comm->note_failure();
+  // Before the failures are asked for, so that none of these is missed.
+  const std::vector<Issued> ended = take_ended();
+  mep_result_t result = MEP_SUCCESS;
+  std::exception_ptr error;
+  {
+    const std::lock_guard lock(comm->mutex());
+    if (comm->handle() == nullptr) return closed_error(what);
+    result = mep_comm_async_result(comm->handle());
+    error = error_of(result, what);
+  }
+  if (error == nullptr) {
+    for (const Issued& each : ended) each.hooks->completion.call(each.key);
+    return nullptr;
+  }
+  comm->note_failure();
+  // Which operations failed is not known.
+  std::vector<Issued> unknown;
+  {
+    const std::lock_guard lock(issued_mutex_);
+    unknown = std::exchange(issued_, {});
+  }
+  const std::vector<Issued>& known = ended.empty() ? unknown : ended;
+  if (!known.empty() && is_breakdown(result)) known[0].hooks->abort.call();
   return error;
 }
 

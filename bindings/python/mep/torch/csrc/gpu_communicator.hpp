@@ -20,6 +20,8 @@
 
 namespace mep_torch {
 
+class GpuEnd;
+
 class GpuCommunicator : public std::enable_shared_from_this<GpuCommunicator> {
  public:
   // `host`: the group's communicator of collectives, over which its ranks agree to make this one.
@@ -40,7 +42,7 @@ class GpuCommunicator : public std::enable_shared_from_this<GpuCommunicator> {
   c10::intrusive_ptr<c10d::Work> run(Call call, at::Device device, uint64_t number);
   // Blocks the host until what was enqueued has run. False: nothing ever was.
   bool synchronize();
-  // The first failure on the GPU since the last call, or null. Does not block.
+  // The first failure on the GPU since the last call, or null. Does not block. Tells the hooks of operations that have ended.
   std::exception_ptr take_error(const char* what);
   bool has_failed() const;
   // Ends what is pending: of the world with the others seeing this rank fail, else on all ranks.
@@ -51,7 +53,18 @@ class GpuCommunicator : public std::enable_shared_from_this<GpuCommunicator> {
  private:
   std::shared_ptr<Communicator> comm() const;
   c10::Stream stream_of(const Call& call, const c10::Stream& current);
+  // All steps of the call. The error of the one that failed, or null.
+  std::exception_ptr enqueue(const Call& call, const c10::Stream& stream);
   bool agree_to_keep(std::chrono::milliseconds timeout, std::string* job);
+  // An operation whose end hooks are to be told, or that has extra time.
+  struct Issued {
+    std::shared_ptr<GpuEnd> end;
+    uint64_t key;
+    std::shared_ptr<const Hooks> hooks;
+    ExtraTime::Share extra_time;
+  };
+  // Takes out those that have ended.
+  std::vector<Issued> take_ended();
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::shared_ptr<World> world_;
@@ -65,6 +78,9 @@ class GpuCommunicator : public std::enable_shared_from_this<GpuCommunicator> {
   std::optional<c10::Stream> own_stream_;
   std::optional<c10::Stream> message_streams_[2];  // by Way
   StreamOrder order_;
+
+  std::mutex issued_mutex_;
+  std::vector<Issued> issued_;  // guarded by issued_mutex_
 
   mutable std::mutex comm_mutex_;
   std::shared_ptr<Communicator> comm_;  // guarded by comm_mutex_

@@ -16,29 +16,41 @@ constexpr std::chrono::microseconds kLookEvery(50);
 
 }  // namespace
 
-GpuWork::GpuWork(int rank, uint64_t number, Call call, c10::Stream stream,
-                 std::shared_ptr<GpuCommunicator> comm, std::exception_ptr error)
+void GpuEnd::record() {
+  const std::lock_guard lock(mutex_);
+  event_.recordOnce(stream_);
+}
+
+bool GpuEnd::has_come() {
+  const std::lock_guard lock(mutex_);
+  return event_.query();
+}
+
+void GpuEnd::block(const c10::Stream& behind) {
+  const std::lock_guard lock(mutex_);
+  event_.block(behind);
+}
+
+GpuWork::GpuWork(int rank, uint64_t number, uint64_t key, Call call, std::shared_ptr<GpuEnd> end,
+                 c10::Stream stream, std::shared_ptr<GpuCommunicator> comm,
+                 std::exception_ptr error)
     : Work(rank, call.type, call.title, profiled(call)),
       number_(number),
+      key_(key),
       name_(call.name),
       is_async_(call.is_async),
       stream_(stream),
       comm_(std::move(comm)),
       outputs_(std::move(call.outputs)),
-      end_(stream.device_type()),
+      end_(std::move(end)),
       error_(std::move(error)) {
   // The stream of asynchronous operations goes on with others, which this one does not wait for.
-  if (is_async_) record_end();
+  if (is_async_) end_->record();
   // The profiler's record ends with the call.
   if (recordFunctionEndCallback_) {
     recordFunctionEndCallback_();
     recordFunctionEndCallback_ = nullptr;
   }
-}
-
-void GpuWork::record_end() const {
-  const std::lock_guard lock(state_mutex_);
-  end_.recordOnce(stream_);
 }
 
 void GpuWork::look_for_error() const {
@@ -47,16 +59,16 @@ void GpuWork::look_for_error() const {
 }
 
 bool GpuWork::isCompleted() {
-  record_end();
+  end_->record();
   const std::lock_guard lock(state_mutex_);
-  return error_ != nullptr || end_.query();
+  return error_ != nullptr || end_->has_come();
 }
 
 bool GpuWork::isSuccess() const {
-  record_end();
+  end_->record();
   look_for_error();
   const std::lock_guard lock(state_mutex_);
-  return error_ == nullptr && end_.query();
+  return error_ == nullptr && end_->has_come();
 }
 
 std::exception_ptr GpuWork::exception() const {
@@ -69,9 +81,8 @@ bool GpuWork::wait(std::chrono::milliseconds timeout) {
   const c10::Stream current =
       c10::impl::VirtualGuardImpl(stream_.device_type()).getStream(stream_.device());
   if (current != stream_) {
-    record_end();
-    const std::lock_guard lock(state_mutex_);
-    end_.block(current);
+    end_->record();
+    end_->block(current);
   }
   if (timeout != kNoTimeout) {
     const auto limit = std::chrono::steady_clock::now() + timeout;

@@ -292,6 +292,8 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::run_message(Call call) {
 void ProcessGroupMep::prepare(Call* call) const {
   if (is_coalescing_) call->is_async = true;
   call->active = active_;
+  call->hooks = hooks_;
+  call->timeout += hooks_->extra_time.give(&call->extra_time);
   call->title = at::hasCallbacks() ? profiler_title(backend_name_, call->title) : nullptr;
 }
 

@@ -7,19 +7,26 @@
 #include <mep.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include <torch/headeronly/version.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "communicator.hpp"
 #include "completer.hpp"
 #include "gpu_communicator.hpp"
+#include "hooks.hpp"
 #include "tensors.hpp"
 #include "work.hpp"
 #include "world.hpp"
+
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
+#define MEP_TORCH_HAS_COMPLETION_HOOKS 1
+#endif
 
 namespace mep_torch {
 
@@ -56,6 +63,26 @@ class ProcessGroupMep final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
       const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+  // --- What some versions of PyTorch call, which are no overrides in the others ---
+  // A group of the ranks that stay, which all of them call, and they alone. One of the default group is a world of its
+  // own: PyTorch destroys the old one. Throws ValueError and DistBackendError.
+  bool supportsShrinking() const { return true; }
+  c10::intrusive_ptr<c10d::Backend> shrink(
+      const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts_override);
+  // (group_hooks.cpp) Abort hooks hear of operations that broke down, on the thread that found it, without locks of a
+  // communicator; completion hooks of those that succeeded.
+  bool supportsAbortHooks() const { return true; }
+  void registerAbortHook(int64_t hook_id, std::function<void()> hook);
+  void unregisterAbortHook(int64_t hook_id);
+#ifdef MEP_TORCH_HAS_COMPLETION_HOOKS
+  bool supportsCompletionHooks() const override {
+    return true;
+  }
+  void registerCompletionHook(int64_t hook_id, c10d::CompletionHook hook) override;
+  void unregisterCompletionHook(int64_t hook_id) override;
+#endif
+  void addEphemeralTimeout(const std::chrono::milliseconds& timeout);
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   // --- The reconfigure regime of PyTorch 2.14 (reconfigure.cpp) ---
   // A default group without members until reconfigure(). Those meet through the store, under keys of the uuid's own.
@@ -232,6 +259,7 @@ class ProcessGroupMep final : public c10d::Backend {
   std::shared_ptr<Communicator> messages_;
   std::shared_ptr<GpuCommunicator> gpu_;
   std::shared_ptr<Completer> completer_;
+  const std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
   std::shared_ptr<ActiveRanks> active_;  // null, if losses are errors
   std::atomic<uint64_t> number_{0};      // relaxed: for people only
   std::vector<WorkPtr> coalesced_;

@@ -73,7 +73,11 @@ void MepWork::start() {
     }
     place_ = comm_->pending().insert(comm_->pending().end(),
                                      c10::intrusive_ptr<MepWork>::reclaim_copy(this));
-    if (advance(0)) ended.push_back(c10::intrusive_ptr<MepWork>::reclaim_copy(this));
+    if (advance(0)) {
+      ended.push_back(c10::intrusive_ptr<MepWork>::reclaim_copy(this));
+    } else if (call_.hooks->are_any() && comm_->starts_patrol()) {
+      completer_->patrol(comm_);
+    }
   }
   for (const auto& work : ended) work->announce();
 }
@@ -135,6 +139,7 @@ void MepWork::fail(mep_result_t result, const mep_op_info_t* info) {
   if (failed_ != nullptr) return;
   failed_ = error_of(result, call_.name);
   is_only_lost_ = is_lost;
+  is_broken_ = is_breakdown(result);
 }
 
 std::vector<uint64_t> MepWork::lost_by(mep_result_t result, const mep_op_info_t* info) const {
@@ -177,7 +182,11 @@ void MepWork::end(std::exception_ptr error) {
   call_.finish = nullptr;
   call_.buffers.clear();
   call_.inputs.clear();
+  call_.extra_time.reset();
+  const bool is_success = error == nullptr;
   finish(std::move(error));
+  // Afterwards: whoever comes too late to be told finds it completed.
+  if (is_success) call_.hooks->completion.call(key_);
 }
 
 bool MepWork::has_ended() const {
@@ -186,6 +195,12 @@ bool MepWork::has_ended() const {
 }
 
 void MepWork::announce() {
+  bool is_abort_to_tell = false;
+  {
+    const std::lock_guard lock(mutex_);
+    is_abort_to_tell = completed_ && is_broken_ && !std::exchange(is_abort_told_, true);
+  }
+  if (is_abort_to_tell) call_.hooks->abort.call();
   c10::intrusive_ptr<c10::ivalue::Future> future;
   {
     const std::lock_guard lock(mutex_);

@@ -16,6 +16,7 @@
 
 #include "active_ranks.hpp"
 #include "communicator.hpp"
+#include "hooks.hpp"
 
 namespace mep_torch {
 
@@ -49,6 +50,8 @@ struct Call {
   std::function<void()> finish;            // after success: puts what was received where it belongs
   std::shared_ptr<ActiveRanks> active;     // of a group that tells of a loss by them, else null
   std::shared_ptr<mep_message_t> message;  // of a receive from any source: what it has taken
+  std::shared_ptr<const Hooks> hooks;
+  ExtraTime::Share extra_time;
 };
 
 // The tensors of a call that the profiler shows; none where nobody profiles.
@@ -74,6 +77,8 @@ class MepWork final : public c10d::Work {
   uint64_t getSequencenumber() const override { return number_; }
   // No override before PyTorch 2.12.
   std::chrono::milliseconds getTimeout() const { return call_.timeout; }  // NOLINT
+  // No override before PyTorch 2.15.
+  uint64_t getCompletionKey() const { return key_; }  // NOLINT
 
   // Once it has ended, in a group with `active`: a bitmap of the ranks whose loss made it fail; none, if it did not.
   const std::vector<uint64_t>& lost() const { return lost_; }
@@ -111,6 +116,7 @@ class MepWork final : public c10d::Work {
   std::exception_ptr told_error() const;
 
   const uint64_t number_;
+  const uint64_t key_ = new_completion_key();
   Call call_;
   const std::shared_ptr<Communicator> comm_;
   const std::shared_ptr<Completer> completer_;
@@ -119,9 +125,11 @@ class MepWork final : public c10d::Work {
   // Written before the work has ended, read after.
   std::vector<uint64_t> lost_;
   bool is_only_lost_ = false;  // nothing else is wrong
+  bool is_broken_ = false;     // is_breakdown()
   Communicator::Pending::iterator place_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by mutex_
   bool is_announced_ = false;                       // likewise
+  bool is_abort_told_ = false;                      // likewise
 };
 
 }  // namespace mep_torch

@@ -50,6 +50,7 @@ class World {
   World& operator=(const World&) = delete;
 
   const Comms& comms() const { return comms_; }
+  const std::string& job() const { return place_.job; }
   bool is_replacement() const { return place_.is_replacement; }
   // Takes its place, or does nothing if it has that. Blocks until the others call recover() or grow(). Throws
   // DistBackendError.
