@@ -88,13 +88,14 @@ print(nixl_ep.__name__, Buffer is Same, topk_idx_t)
 """,
     # The way of vLLM's load_general_plugins.
     "plugged.py": """
-import importlib.metadata, importlib.util, sys
+import importlib.metadata, importlib.util, os, sys
 FACE = sys.argv[1] if len(sys.argv) > 1 else "deep_ep"
 for point in importlib.metadata.entry_points(group="vllm.general_plugins"):
     call = point.load()
     call()
     call()
-print([each for each in ("torch", f"mep.{FACE}") if each in sys.modules], importlib.util.find_spec(FACE) is not None)
+print([each for each in ("torch", f"mep.{FACE}") if each in sys.modules], importlib.util.find_spec(FACE) is not None,
+      os.environ.get("EP_DISABLE_GIN"))
 from engine import layers
 print(layers.FOUND)
 """,
@@ -149,7 +150,7 @@ class Started(unittest.TestCase):
     def test_nixl_ep(self):
         self.assertEqual(self.lines("-m", "mep.nixl_ep", "engine.elastic"), ["mep.nixl_ep True torch.int64"])
         lines = self.lines("plugged.py", "nixl_ep", MEP_NIXL_EP="1")
-        self.assertEqual(lines, ["['torch', 'mep.nixl_ep'] True", "nothing"])
+        self.assertEqual(lines, ["['torch', 'mep.nixl_ep'] True None", "nothing"])
 
     def test_package(self):
         self.assertEqual(self.lines("-m", "mep.deep_ep", "engine"), ["0 mep.deep_ep", "2 mep.deep_ep None"])
@@ -165,7 +166,10 @@ class Started(unittest.TestCase):
         for value, found in ((None, "nothing"), ("0", "nothing"), ("1", "mep.deep_ep")):
             lines = self.lines("plugged.py", **({} if value is None else {"MEP_DEEP_EP": value}))
             asked = found != "nothing"
-            self.assertEqual(lines, [f"{['torch', 'mep.deep_ep'] if asked else []} {asked}", found])
+            gin = "1" if asked else None
+            self.assertEqual(lines, [f"{['torch', 'mep.deep_ep'] if asked else []} {asked} {gin}", found])
+        lines = self.lines("plugged.py", MEP_DEEP_EP="1", EP_DISABLE_GIN="0")
+        self.assertEqual(lines[0], "['torch', 'mep.deep_ep'] True 0")
 
 
 if __name__ == "__main__":
