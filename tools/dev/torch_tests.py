@@ -25,7 +25,7 @@ def torch_tests(arguments: list[str]) -> int:
     step("Tests of mep.torch")
     status = 0
     for name in ("backend_test.py", "clients_test.py", "reconfigure_test.py", "debug_level_test.py", "newer_calls_test.py", "binding_test.py", "restart_test.py", "programs_test.py", "mooncake_test.py",
-                 "deep_ep_test.py", "deep_ep_normal_test.py", "deep_ep_elastic_test.py", "deep_ep_surroundings_test.py", "nixl_ep_test.py",
+                 "deep_ep_test.py", "deep_ep_normal_test.py", "deep_ep_elastic_test.py", "deep_ep_surroundings_test.py", "nixl_ep_test.py", "collectivex_test.py",
                  "gpu_test.py"):
         status = run(program, "-B", ROOT / "tests/torch" / name, "-v", env=variables) or status
     if arguments:
