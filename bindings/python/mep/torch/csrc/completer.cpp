@@ -57,7 +57,7 @@ void Completer::stop() {
       thread.join();
     }
   }
-  // What is pending on them refers to this object.
+  // Their pending works refer to this object.
   patrolled_.clear();
   to_patrol_.clear();
 }

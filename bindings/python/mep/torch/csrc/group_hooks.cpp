@@ -1,4 +1,4 @@
-// What PyTorch hangs on a process group: hooks, and time that it gives for a while.
+// Hooks of a process group, and extra time for its operations.
 #include <utility>
 
 #include "process_group.hpp"

@@ -1,5 +1,4 @@
-// What a group's caller wants to hear of its operations, and what it gives them for a while: PyTorch's completion and
-// abort hooks, and its ephemeral timeouts.
+// PyTorch's completion and abort hooks of a group, and its ephemeral timeouts.
 #pragma once
 
 #include <atomic>
@@ -64,7 +63,7 @@ class ExtraTime {
   using Share = std::shared_ptr<void>;
 
   void add(std::chrono::milliseconds time);
-  // What a new work gets, and in *share what ends with it: null, if earlier works have all that.
+  // The time for a new work. *share: the part that ends with this work; null, if earlier works have all that.
   std::chrono::milliseconds give(Share* share) const;
 
  private:
@@ -76,7 +75,7 @@ class ExtraTime {
   const std::shared_ptr<Sum> sum_ = std::make_shared<Sum>();
 };
 
-// Of a group. Its works share it.
+// A group and its works share one.
 struct Hooks {
   bool are_any() const { return !completion.is_empty() || !abort.is_empty(); }
 
