@@ -318,6 +318,7 @@ MEP_API mep_result_t mep_comm_query(mep_comm_t comm, mep_comm_info_t* info);
 
 /* Memory of the library, zeroed: on a GPU communicator memory of its GPU, else page-aligned memory of the host. Blocks
  * briefly. Free it before the world, by a communicator like the one that it was made with. Any thread.
+ * Memory of a GPU is for kernels and copies of that GPU: make it the thread's device before cudaMemcpy.
  * Errors: MEP_ERR_NO_MEMORY, MEP_ERR_SYSTEM, MEP_ERR_DEVICE; mep_mem_free of another address:
  * MEP_ERR_INVALID_ARGUMENT. NULL may be freed. 0.1, of GPUs 0.3 */
 MEP_API mep_result_t mep_mem_alloc(mep_comm_t comm, size_t bytes, void** memory);
