@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
+#include <torch/version.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-#include <torch/version.h>
 
 #include "communicator.hpp"
 #include "completer.hpp"
