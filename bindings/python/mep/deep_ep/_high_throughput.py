@@ -47,12 +47,13 @@ class HighThroughput:
         alignment: of the experts' groups in the expanded layout; 0: plain rows. number: tells objects of one shape apart."""
         key = (most, hidden, top_k, experts, sides, alignment, number)
         options = dict(max_tokens_per_rank=most, hidden=hidden, top_k=top_k, num_experts=experts, num_buffers=1,
-                       layout="high_throughput", combine_memory=False,
                        name="deep_ep-normal-" + "-".join(map(str, key)))
         if sides:
             options.update(row_bytes=hidden, side_bytes=4 * sides)
         if alignment:
-            options.update(layout="expanded", combine_memory=True, expert_alignment=alignment, row_memory=False)
+            options.update(layout="expanded", expert_alignment=alignment, row_memory=False)
+        else:
+            options.update(layout="high_throughput", combine_memory=False)
         ep: mep.Ep = self._calls.again(lambda: self._made(options))
         self._eps.append(ep)
         return ep

@@ -9,7 +9,8 @@ import torch.distributed as _dist
 
 import mep
 from mep.torch import Store
-from mep.torch._meeting import meet_among, meet_nobody, wait
+from mep.torch._meeting import meet_among, meet_nobody
+from mep.torch._store import wait
 
 
 class Links:

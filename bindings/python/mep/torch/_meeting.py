@@ -5,12 +5,13 @@ import concurrent.futures
 import secrets
 import time
 import uuid
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import torch.distributed as _dist
 
 import mep
 from mep.torch import Store, backend_of
+from mep.torch._store import wait
 
 _WORD_BITS = 64  # on which the ranks of a group of MEP agree in one call
 _NO_WORD = (1 << _WORD_BITS) - 1
@@ -153,14 +154,3 @@ def _take_and_leave(rank: int, options: "Dict[str, Any]") -> None:
     comm = mep.init(rank=rank, **options)
     comm.agree(0)  # all have come
     comm.close()
-
-
-def wait(condition: "Callable[[], bool]", limit_s: float) -> bool:
-    """Whether the condition came true in the time."""
-    limit, pause = time.monotonic() + limit_s, 0.001
-    while not condition():
-        if time.monotonic() > limit:
-            return False
-        time.sleep(pause)
-        pause = min(2 * pause, 0.032)
-    return True

@@ -2,7 +2,18 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Callable
+
+
+def wait(condition: Callable[[], bool], limit_s: float) -> bool:
+    """Whether the condition came true in the time."""
+    limit, pause = time.monotonic() + limit_s, 0.001
+    while not condition():
+        if time.monotonic() > limit:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, 0.032)
+    return True
 
 
 class Store:
@@ -19,11 +30,7 @@ class Store:
 
     def get(self, key: str, timeout: float) -> bytes:
         """The value, once the key is there. TimeoutError of Python says that it did not come."""
-        limit, pause = time.monotonic() + timeout, 0.001
-        while not self._store.check([key]):  # a wait of TCPStore whose time is over prints a warning
-            if time.monotonic() > limit:
-                raise TimeoutError(f"{key} did not come")
-            time.sleep(pause)
-            pause = min(2 * pause, 0.032)
+        if not wait(lambda: self._store.check([key]), timeout):  # one of TCPStore that times out prints a warning
+            raise TimeoutError(f"{key} did not come")
         value: bytes = self._store.get(key)
         return value
