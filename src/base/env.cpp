@@ -192,7 +192,7 @@ constexpr EnvVariable kTable[] = {
     // For tests.
     {"MEP_TEST_HOST", "", "ranks with different names here take each other to be on other hosts"},
     {"MEP_FAILPOINT", "",
-     "NAME[:NTH]=kill or =stop: what the process does to itself at that point"},
+     "NAME[:NTH]=kill, =stop or =pause: what the process, or a thread of it, does at that point"},
     // Log and error output.
     {"MEP_LOG", "warn", "error, warn, info or debug"},
     {"MEP_LOG_FILE", "",

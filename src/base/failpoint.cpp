@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <iterator>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "base/env.hpp"
@@ -39,6 +41,7 @@ constexpr const char* kPoints[] = {
     "enter",
     "ep combine ready",
     "ep counts",
+    "ep number",
     "ep rows ready",
     "ep sum",
     "ep token",
@@ -92,10 +95,12 @@ constexpr const char* kPoints[] = {
     "window drop",
 };
 
+enum class Action : uint8_t { kNone, kKill, kStop, kPause };
+
 struct Entry {
   std::string name;
   uint64_t left = 1;  // passages until it acts
-  int signal = 0;
+  Action action = Action::kNone;
 };
 
 std::mutex table_mutex;
@@ -109,8 +114,15 @@ bool parse_entry(const std::string& text, Entry* entry) {
   const size_t equals = text.rfind('=');
   if (equals == std::string::npos) return false;
   const std::string action = text.substr(equals + 1);
-  if (action != "kill" && action != "stop") return false;
-  entry->signal = action == "kill" ? SIGKILL : SIGSTOP;
+  if (action == "kill") {
+    entry->action = Action::kKill;
+  } else if (action == "stop") {
+    entry->action = Action::kStop;
+  } else if (action == "pause") {
+    entry->action = Action::kPause;
+  } else {
+    return false;
+  }
   entry->name = text.substr(0, equals);
   const size_t colon = entry->name.find(':');
   if (colon != std::string::npos) {
@@ -143,7 +155,7 @@ mep_result_t failpoint_arm(const std::string& text) {
     Entry entry;
     if (!parse_entry(text.substr(begin, end - begin), &entry)) {
       return fail(MEP_ERR_INVALID_ARGUMENT,
-                  "MEP_FAILPOINT: \"%.64s\" is not NAME[:NTH]=kill or =stop",
+                  "MEP_FAILPOINT: \"%.64s\" is not NAME[:NTH]=kill, =stop or =pause",
                   text.substr(begin, end - begin).c_str());
     }
     if (!is_point(entry.name)) return refuse_unknown(entry.name);
@@ -174,20 +186,29 @@ mep_result_t failpoints_from_environment() {
 }
 
 void failpoint_passed(const char* name) {
-  int signal = 0;
+  Action action = Action::kNone;
   {
     const ForkHold hold;
     const std::lock_guard lock(table_mutex);
     for (auto entry = table().begin(); entry != table().end(); ++entry) {
       if (entry->name != name || --entry->left != 0) continue;
-      signal = entry->signal;
+      action = entry->action;
       table().erase(entry);
       break;
     }
     if (table().empty()) failpoints_armed.store(false, std::memory_order_relaxed);
   }
-  if (signal == 0) return;
-  kill(getpid(), signal);
+  switch (action) {
+    case Action::kNone:
+      return;
+    case Action::kKill:
+    case Action::kStop:
+      kill(getpid(), action == Action::kKill ? SIGKILL : SIGSTOP);
+      return;
+    case Action::kPause:
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      return;
+  }
 }
 
 }  // namespace mep

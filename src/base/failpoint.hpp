@@ -1,10 +1,10 @@
-// Named points at which a process can be made to die or to stop: MEP_FAILPOINT("name"). For tests and
-// mep_chaos. They are always compiled in; while none is armed a point costs one relaxed load. Every
+// Named points at which a process can be made to die or to stop, or a thread to pause: MEP_FAILPOINT("name"). For tests
+// and mep_chaos. They are always compiled in; while none is armed a point costs one relaxed load. Every
 // MEP_TEST_DELAY_POINT is a failpoint too.
 //
 // Armed by the environment, MEP_FAILPOINT="NAME[:NTH]=ACTION[,..]", read when a world is made, or by
-// failpoint_arm(). ACTION is kill (SIGKILL to the own process) or stop (SIGSTOP); NTH counts passages
-// from the arming, from 1. A point that has acted is disarmed.
+// failpoint_arm(). ACTION is kill (SIGKILL to the own process), stop (SIGSTOP) or pause (the thread sleeps for 300 ms); NTH
+// counts passages from the arming, from 1. A point that has acted is disarmed.
 #pragma once
 
 #include <atomic>

@@ -20,16 +20,16 @@ mep_result_t EpBuffer::combine(EpHandle& handle, const mep_combine_send_t* send,
   MEP_TRY(check_combine(handle, send, receive));
   const TimeLimit time = limit(receive != nullptr ? receive->timeout_ms : 0);
   const Deadline deadline = Deadline::after_ms(time.ms);
-  if (send != nullptr) {
-    const auto* y = static_cast<const std::byte*>(send->y);
-    MEP_TRY(begin_combine(handle, y, receive != nullptr));
-  }
-  op_.limit = time;
-  op_.waits.begin(receive != nullptr ? receive->wait_ns : nullptr);
-  if (send != nullptr) {
-    drive(deadline, [&] { return step_combine_send(*send); });
-    if (receive == nullptr) return result_of_operation();
-  }
+  do {
+    if (send != nullptr) {
+      const auto* y = static_cast<const std::byte*>(send->y);
+      MEP_TRY(begin_combine(handle, y, receive != nullptr));
+    }
+    op_.limit = time;
+    op_.waits.begin(receive != nullptr ? receive->wait_ns : nullptr);
+    if (send != nullptr) drive(deadline, [&] { return step_combine_send(*send); });
+  } while (op_.overtaken);
+  if (receive == nullptr) return result_of_operation();
   drive(deadline, [&] { return step_combine_receive(); });
   op_.waits.end(shape_.rank);
   return finish_combine(*receive);

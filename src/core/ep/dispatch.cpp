@@ -25,13 +25,13 @@ mep_result_t EpBuffer::dispatch(EpHandle& handle, const mep_dispatch_send_t* sen
   MEP_TRY(check_dispatch(handle, send, receive));
   const TimeLimit time = limit(receive != nullptr ? receive->timeout_ms : 0);
   const Deadline deadline = Deadline::after_ms(time.ms);
-  if (send != nullptr) MEP_TRY(begin_dispatch(handle, *send, map));
-  op_.limit = time;
-  op_.waits.begin(receive != nullptr ? receive->wait_ns : nullptr);
-  if (send != nullptr) {
-    drive(deadline, [&] { return step_send(*send); });
-    if (receive == nullptr) return result_of_operation();
-  }
+  do {
+    if (send != nullptr) MEP_TRY(begin_dispatch(handle, *send, map));
+    op_.limit = time;
+    op_.waits.begin(receive != nullptr ? receive->wait_ns : nullptr);
+    if (send != nullptr) drive(deadline, [&] { return step_send(*send); });
+  } while (op_.overtaken);
+  if (receive == nullptr) return result_of_operation();
   drive(deadline, [&] { return step_receive(); });
   op_.waits.end(shape_.rank);
   if (is_early(*receive)) {

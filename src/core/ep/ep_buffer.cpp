@@ -6,6 +6,7 @@
 
 #include "base/log.hpp"
 #include "base/status.hpp"
+#include "base/test_delay.hpp"
 #include "core/ep/ep_drive.hpp"
 
 namespace mep {
@@ -97,8 +98,8 @@ TimeLimit EpBuffer::limit(uint32_t call_ms) const {
 }
 
 void EpBuffer::begin_operation(Stage stage, EpHandle* handle) {
+  MEP_TEST_DELAY_POINT("ep number");
   stage_ = stage;
-  ++begun_;
   current_ = handle;
   op_.phase = 0;
   op_.cursor = 0;
@@ -106,6 +107,7 @@ void EpBuffer::begin_operation(Stage stage, EpHandle* handle) {
   op_.finished = false;
   op_.agreed = false;
   op_.replays = false;
+  op_.overtaken = false;
   op_.result = MEP_SUCCESS;
   op_.text.clear();
   op_.ended_by.reset();

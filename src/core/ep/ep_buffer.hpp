@@ -45,14 +45,15 @@
 namespace mep {
 
 struct EpOperation : OperationState<EpOperation> {
-  uint32_t phase = 0;    // of the step function
-  uint32_t cursor = 0;   // of the step function
-  bool sent = false;     // all that other ranks need from this one is with them
-  bool agreed = false;   // see EpBuffer::agree_on_result()
-  bool replays = false;  // a dispatch by the routing of an earlier one
-  std::string text;      // of an error; outputs may still have to be delivered
-  TimeLimit limit;       // of its last call
-  EpWaits waits;         // of its last call
+  uint32_t phase = 0;      // of the step function
+  uint32_t cursor = 0;     // of the step function
+  bool sent = false;       // all that other ranks need from this one is with them
+  bool agreed = false;     // see EpBuffer::agree_on_result()
+  bool replays = false;    // a dispatch by the routing of an earlier one
+  bool overtaken = false;  // by a view change: the call is to begin it again
+  std::string text;        // of an error; outputs may still have to be delivered
+  TimeLimit limit;         // of its last call
+  EpWaits waits;           // of its last call
   // The change whose error it answers; null: it ended otherwise.
   std::shared_ptr<const CommChange> ended_by;
 };
@@ -90,8 +91,6 @@ class EpBuffer {
   // it too.
   bool in_flight();
   bool uses(const EpHandle& handle) const { return current_ == &handle; }
-  // Operations that were not refused.
-  uint64_t begun() const { return begun_; }
   void forget(const EpHandle& handle) {
     if (current_ == &handle) current_ = nullptr;
   }
@@ -240,6 +239,7 @@ class EpBuffer {
   // ep_view.cpp: for the engine, and reports
   void note_number(const EpOperation&) {}
   bool in_step() const { return shape_.in_step(); }
+  void begin_again(EpOperation& operation);
   void settle(EpOperation& operation, const Decision& decision);
   void end(EpOperation& operation, mep_result_t result);
   mep_result_t adopt(const Decision& decision);
@@ -272,7 +272,6 @@ class EpBuffer {
   bool carries_ = false;    // the epoch has a use 0
   bool given_back_ = true;  // the combine word of this use was sent
   Stage stage_ = Stage::kIdle;
-  uint64_t begun_ = 0;
   EpHandle* current_ = nullptr;  // whose dispatch the buffer holds
   uint64_t dispatch_epoch_ = 0;  // of that dispatch
   EpOperation op_;

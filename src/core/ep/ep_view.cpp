@@ -123,6 +123,15 @@ EpBuffer::Arrived EpBuffer::take_arrived() {
   return arrived;
 }
 
+// The buffer is as it was before the call, which is still in its first drive.
+void EpBuffer::begin_again(EpOperation& operation) {
+  operation.finished = true;
+  operation.overtaken = true;
+  stage_ = stage_ == Stage::kDispatching ? Stage::kIdle : Stage::kReceived;
+  leave_peers_alone();
+  comm_.identity().flight().end(operation.flight, MEP_ERR_PEER_FAILED);
+}
+
 void EpBuffer::settle(EpOperation& operation, const Decision& decision) {
   const Arrived arrived = take_arrived();
   operation.finished = true;

@@ -6,14 +6,16 @@
 //   replicated  The decision's numbers decide, the same on all ranks. A rank that has not called yet gets the same
 //               when it does, and an operation that no decision counts begins anew in the next epoch.
 //   personal    Each rank's own data decide: the operation in flight ends by what had arrived here when all
-//               had stopped, and a call that comes later begins in the new epoch; or, where the client keeps in step,
-//               ends by the change too if another rank had made it.
+//               had stopped, and a call that comes later begins in the new epoch. Where the client keeps in step, the
+//               decision says which calls a rank had made: one of them ends by the change also on a rank that
+//               makes it later, and one that is not among them begins again in the new epoch on the rank that has begun it.
 //
 // A client supplies, for operations `Op` derived from OperationState:
 //   kClass                      one of the two
 //   note_number(op)             it has its number
 //   in_step()                   personal: see above
-//   begin_again(op)             replicated: forgets what it has done
+//   begin_again(op)             replicated: forgets what it has done; personal, in step: the call begins it again, for it
+//                               has posted nothing
 //   step(op) or a step function  true: it has ended, or nothing is to be waited for
 //   settle(op, decision)         ends it by what a change has decided, or by what has arrived
 //   end(op, result)             ends it by an error of this rank
@@ -101,7 +103,11 @@ class OperationEngine : public OperationChannel {
     const std::shared_ptr<const Decision> decision = decision_of(operation->epoch);
     if (decision == nullptr || (kIsPersonal && frozen())) return settle_undecided(operation);
     if (kIsPersonal || operation->seq < decision->next) {
-      client_.settle(*operation, *decision);
+      if (is_uncounted(*operation, *decision)) {
+        client_.begin_again(*operation);
+      } else {
+        client_.settle(*operation, *decision);
+      }
       if constexpr (kIsPersonal) (void)adopt_all();
       return true;
     }
@@ -148,6 +154,16 @@ class OperationEngine : public OperationChannel {
 
  private:
   static constexpr bool kIsPersonal = Client::kClass == OperationClass::kPersonal;
+
+  // It got its number after the freeze had counted the calls, so all others make this call in the new epoch. Since it saw
+  // the freeze before it could post, nobody has anything of it.
+  bool is_uncounted(const Op& operation, const Decision& decision) const {
+    if constexpr (kIsPersonal) {
+      return client_.in_step() && operation.seq > decision.called;
+    } else {
+      return false;
+    }
+  }
 
   template <typename Body>
   mep_result_t with_memory(Body&& body) {
