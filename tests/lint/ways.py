@@ -3,7 +3,7 @@
 A way is a table whose head is "| file | defines | calls |". Each row names a file, the functions that are
 defined there (declared, in a header of include/), and those that it calls next. A file that does not exist, a
 function that is not defined there, a call that is not made there, and a row whose functions the row before does not
-call by the same full names are findings. README.md must have the ways of LIMITS, each in so many files at most.
+call by the same full names are findings. The pages of LIMITS must have their ways, each in that many files at most.
 """
 
 import re
@@ -11,8 +11,8 @@ import re
 HEAD = re.compile(r"^\|\s*file\s*\|\s*defines\s*\|\s*calls\s*\|\s*$")
 ROW = re.compile(r"^\|(.*)\|(.*)\|(.*)\|\s*$")
 NAME = re.compile(r"`([\w:~]+)`")
-# The function with which a way of README.md begins: how many files it may take.
-LIMITS = {"mep_allreduce": 11, "mep_dispatch": 8}
+# A page: the function with which one of its ways begins in include/mep.h, and how many files such a way may take.
+LIMITS = {"docs/design/way-of-an-allreduce.md": ("mep_allreduce", 11), "docs/design/way-of-a-dispatch.md": ("mep_dispatch", 8)}
 DOCUMENTS = ("README.md", "docs/**/*.md")
 
 
@@ -107,14 +107,13 @@ def check_way(root, rows):
             yield number, f"nothing of {', '.join(defined)} is what {file} calls"
 
 
-def check_limits(ways):
-    for begin, limit in LIMITS.items():
-        own = [rows for rows in ways if rows and begin in rows[0][2]]
-        if not own:
-            yield 1, f"the way of {begin} is missing"
-        for rows in own:
-            if len(rows) > limit:
-                yield rows[0][0], f"the way of {begin} takes {len(rows)} files; at most {limit}"
+def check_limits(ways, begin, limit):
+    own = [rows for rows in ways if rows and rows[0][1].startswith("include/") and begin in rows[0][2]]
+    if not own:
+        yield 1, f"the way of {begin} is missing"
+    for rows in own:
+        if len(rows) > limit:
+            yield rows[0][0], f"the way of {begin} takes {len(rows)} files; at most {limit}"
 
 
 def check_ways(root):
@@ -126,8 +125,7 @@ def check_ways(root):
             ways = ways_of(path.read_text(encoding="utf-8"))
             for rows in ways:
                 findings += [(name, number, text) for number, text in check_way(root, rows)]
-            if name == "README.md":
-                findings += [(name, number, text) for number, text in check_limits(ways)]
-    if not (root / "README.md").is_file():
-        findings.append(("README.md", 1, "is missing"))
+            if name in LIMITS:
+                findings += [(name, number, text) for number, text in check_limits(ways, *LIMITS[name])]
+    findings += [(name, 1, "is missing") for name in LIMITS if not (root / name).is_file()]
     return findings
