@@ -34,12 +34,14 @@ void strikes_at_the_passage_asked_for(void**) {
   assert_true(WIFSIGNALED(killed) && WTERMSIG(killed) == SIGKILL);
   const int spared = status_of("signal:3=kill", 2);
   assert_true(WIFEXITED(spared) && WEXITSTATUS(spared) == 1);
+  const int paused = status_of("signal:2=pause", 2);
+  assert_true(WIFEXITED(paused) && WEXITSTATUS(paused) == 0);
   const int stopped = status_of("leave=kill,commit=stop", 2);
   assert_true(WIFSTOPPED(stopped) && WSTOPSIG(stopped) == SIGSTOP);
 }
 
 void refuses_what_is_malformed(void**) {
-  for (const char* text : {"", "signal", "signal=", "=kill", "signal=pause", "signal:0=kill",
+  for (const char* text : {"", "signal", "signal=", "=kill", "signal=nap", "signal:0=kill",
                            "signal:x=kill", "signal=kill,", "signal:=kill"}) {
     assert_int_equal(mep::failpoint_arm(text), MEP_ERR_INVALID_ARGUMENT);
     assert_false(mep::failpoints_armed.load());
