@@ -154,6 +154,7 @@ void ControlThread::drop_link(uint32_t slot) {
   end_link(slot);
   if (peers_.is_in(membership_->view(), slot)) {
     change_->note_evidence();
+    change_->dying().note_link_end(slot);
     membership_->on_connection_lost(slot, peers_[slot].identity.incarnation);
   } else {
     joiners_->note_ended(slot, false);

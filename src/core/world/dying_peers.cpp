@@ -35,6 +35,10 @@ void DyingPeers::watch(uint32_t slot) {
 void DyingPeers::note_thread_end(uint32_t slot) {
   links_.unwatch_threads(slot);
   peers_[slot].watched_incarnation = 0;  // again with its next heartbeat, if there is one
+  look_at(slot);
+}
+
+void DyingPeers::look_at(uint32_t slot) {
   dying_.add(slot);
   until_ = Deadline::after_ms(kLongestMs);
 }

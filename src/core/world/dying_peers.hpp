@@ -1,7 +1,8 @@
 // Sees the end of a peer's process on this host before the kernel has torn its memory down: base/process_end.hpp.
 //
-// A thread that has ended says only that it is worth looking. Kernels of the process run on until the driver has seen its
-// end: WorldPeers::lingering(). Not where descriptors are scarce.
+// A thread that has ended, or the control link, says only that it is worth looking. Linux tells of threads from 6.9 on;
+// they are not watched where descriptors are scarce. Kernels of the process run on until the driver has seen its end:
+// WorldPeers::lingering().
 #pragma once
 
 #include <cstdint>
@@ -24,16 +25,19 @@ class DyingPeers {
   // Looks for the peer's threads, once an incarnation: a heartbeat has come from them.
   void watch(uint32_t slot);
   void note_thread_end(uint32_t slot);
+  void note_link_end(uint32_t slot) { look_at(slot); }
   // Whether check() is to be called soon.
   bool any() const { return !dying_.empty(); }
   // Calls `ended` for each member that is seen to have ended.
   void check(const membership::Membership& membership, FunctionRef<void(uint32_t)> ended);
 
  private:
+  void look_at(uint32_t slot);
+
   const bool watches_;
   WorldPeers& peers_;
   ControlLinks& links_;
-  membership::SlotSet dying_;  // one of their threads has ended
+  membership::SlotSet dying_;  // worth looking at
   Deadline until_ = Deadline::never();
 };
 
