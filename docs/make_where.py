@@ -78,7 +78,7 @@ NUMBERS = {
     "world": (HEADER, r"MEP_MAX_RANKS\s+(\d+)|MEP_MAX_RANKS = (\d+)"),
     "windows": ("src/kernels/cuda/coll/state.hpp", r"kMaxCollRanks = (\d+)"),
     "mask_words": ("src/kernels/cuda/device/control.hpp", r"kMaskWords = (\d+)"),
-    "group": ("src/kernels/cuda/coll/messages.hpp", r"kMostMessages = (\d+)"),
+    "group": ("src/kernels/cuda/coll/messages.hpp", r"kManyMessages = (\d+)"),
     "queued_group": ("src/kernels/cuda/coll/stage_mailbox.hpp", r"kStageMessages = (\d+)"),
 }
 

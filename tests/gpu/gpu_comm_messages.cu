@@ -129,6 +129,27 @@ void groups(const std::vector<Rank>& ranks, std::vector<Memory>* memory, uint64_
   }
 }
 
+// A group of the most messages that it may have, to the next and from the last; one more is refused.
+void full_group(const std::vector<Rank>& ranks, std::vector<Memory>* memory, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto count = static_cast<uint32_t>(ranks.size());
+  std::vector<Mail> mails;
+  for (uint32_t number = 0; number < most_group_messages() / 2; ++number) {
+    for (uint32_t rank = 0; rank < count; ++rank) {
+      mails.push_back({rank, (rank + 1) % count, number, random() % 300});
+    }
+  }
+  const std::vector<Placed> placed = place(mails, memory, &random);
+  for (uint32_t rank = 0; rank < count; ++rank) group_of(ranks[rank], rank, placed, seed);
+  synchronize_all();
+  expect_mail(placed, "a full group");
+  need(mep_group_begin(), "mep_group_begin");
+  for (uint32_t i = 0; i <= most_group_messages(); ++i) {
+    need(send(ranks[0], placed[0]), "mep_send");
+  }
+  GPU_CHECK(mep_group_end() == MEP_ERR_UNSUPPORTED, "a group that is too large");
+}
+
 // Around the ring, to the next and from the last, of itself and in a graph that is replayed.
 void ring(const std::vector<Rank>& ranks, std::vector<Memory>* memory, size_t bytes,
           uint64_t seed) {
@@ -253,6 +274,7 @@ void messages(uint32_t count, uint64_t seed) {
   if (count == 2) sizes.push_back(18'500'001);  // more than the slots of all lanes hold
   for (const size_t bytes : sizes) ring(ranks, &memory, bytes, seed + bytes);
   groups(ranks, &memory, seed);
+  if (count == 2) full_group(ranks, &memory, seed);
   two_streams(ranks, &memory);
   for (const Rank& rank : ranks) expect_result(rank, MEP_SUCCESS, "messages");
   if (count > 1) does_not_fit(ranks, &memory);

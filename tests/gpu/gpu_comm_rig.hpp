@@ -82,6 +82,10 @@ constexpr const char* kNames[] = {"reduce",         "gather",   "scatter",
 inline bool has_windows() {
   return asked_reach() != "queues" && asked_reach() != "mixed";
 }
+// The limit of one group on one communicator.
+inline uint32_t most_group_messages() {
+  return has_windows() && CUDART_VERSION >= 12010 ? 1024 : 96;
+}
 inline const char* name_of(Kind kind) {
   return kNames[static_cast<size_t>(kind)];
 }

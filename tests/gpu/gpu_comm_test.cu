@@ -348,7 +348,8 @@ void limits(uint32_t count) {
     GPU_CHECK(reach[i] == wanted, "rank %u is reached by way %u, not %u", i, reach[i], wanted);
   }
   GPU_CHECK((info.num_sms > 0) == has_windows(), "%u blocks", info.num_sms);
-  GPU_CHECK(info.max_group_messages == 96, "a group has %u messages", info.max_group_messages);
+  GPU_CHECK(info.max_group_messages == most_group_messages(), "a group has %u messages",
+            info.max_group_messages);
   const size_t bytes = info.message_eager_bytes;
   GPU_CHECK(bytes >= (has_windows() ? 65536 : 1024), "%zu bytes need no receiver", bytes);
   uint8_t* sent = nullptr;

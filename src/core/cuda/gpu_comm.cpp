@@ -259,7 +259,7 @@ mep_result_t GpuComm::enqueue_messages(std::span<const StreamMessage> messages, 
   MEP_TRY(check_call(stream));
   std::vector<StreamMessage> kept;
   mep_result_t lost = MEP_SUCCESS;
-  MEP_TRY(check_group(messages, device::kMostMessages, stream, &kept, &lost));
+  MEP_TRY(check_group(messages, device::most_messages(), stream, &kept, &lost));
   if (kept.empty()) return lost;
   std::vector<device::Message> checked;
   for (const StreamMessage& each : kept) {

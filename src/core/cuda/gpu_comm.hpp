@@ -45,7 +45,7 @@ class GpuComm : public CudaBackend, public ViewParticipant {
     return windows_at_ == WindowPlace::kDevice ? GpuReach::kDeviceWindows : GpuReach::kHostWindows;
   }
   BackendLimits limits() const override {
-    return {device::kMessageLanes * layout_.message_chunk_bytes, device::kMostMessages,
+    return {device::kMessageLanes * layout_.message_chunk_bytes, device::most_messages(),
             layout_.ctas};
   }
   size_t view_participants() const override { return is_client_ ? 1 : 0; }

@@ -40,12 +40,9 @@ mep_result_t GpuMessages::meet(const CommView& view, void* stream) {
   return MEP_SUCCESS;
 }
 
-mep_result_t GpuMessages::enqueue(std::span<const device::Message> messages, uint32_t most_ctas,
+mep_result_t GpuMessages::enqueue(std::span<device::Message> messages, uint32_t most_ctas,
                                   void* stream) {
-  device::MessageBatch batch{};
-  device::make_message_batch(messages, &batch);
-  const uint32_t ctas = device::message_ctas(batch, most_ctas);
-  MEP_TRY(device::launch_messages(batch, state_, ctas, stream));
+  MEP_TRY(device::launch_messages(messages, state_, most_ctas, stream));
   bool capturing = false;
   MEP_TRY(is_capturing(stream, &capturing));
   return capturing ? MEP_SUCCESS : last_[stream].record(stream);

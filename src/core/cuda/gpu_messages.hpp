@@ -22,7 +22,8 @@ class GpuMessages {
   [[nodiscard]] mep_result_t open(int32_t device, const device::CollState* coll);
   // Pairs with ranks of the view that are new here begin; no kernel of messages runs.
   [[nodiscard]] mep_result_t meet(const CommView& view, void* stream);
-  [[nodiscard]] mep_result_t enqueue(std::span<const device::Message> messages, uint32_t most_ctas,
+  // Changes their order.
+  [[nodiscard]] mep_result_t enqueue(std::span<device::Message> messages, uint32_t most_ctas,
                                      void* stream);
   // First failure since the last call.
   [[nodiscard]] mep_result_t take_failure();

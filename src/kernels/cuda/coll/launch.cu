@@ -79,7 +79,7 @@ mep_result_t each_kernel(Visit&& visit_function) {
     return visit_function(reinterpret_cast<const void*>(kernel));
   };
   MEP_TRY(visit(counted_kernel()));
-  MEP_TRY(visit(messages_kernel()));
+  for (const void* kernel : messages_kernels()) MEP_TRY(visit_function(kernel));
   MEP_TRY(visit(exchange_kernel()));
   MEP_TRY(visit(short_exchange_kernel()));
   MEP_TRY(visit(short_blocks_kernel()));

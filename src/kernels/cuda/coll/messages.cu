@@ -11,7 +11,7 @@
 namespace mep::device {
 namespace {
 
-constexpr uint32_t kMostWorkers = kMostMessages * kMessageLanes;
+constexpr uint32_t kMostWorkers = kMostQueues * kMessageLanes;
 constexpr uint32_t kLeastCtas = 16;
 constexpr uint32_t kThreads = 256;
 constexpr uint32_t kWorkersOfCta = (kMostWorkers + kLeastCtas - 1) / kLeastCtas;
@@ -21,6 +21,10 @@ constexpr uint32_t kLooksPerHostLook = 64;
 
 __device__ Team team() {
   return {threadIdx.x, kThreads, kDataBarrier};
+}
+
+uint32_t queue_of(const Message& message) {
+  return message.peer * 2u + message.is_send;
 }
 
 // The same in all lanes of a message.
@@ -56,13 +60,13 @@ __device__ uint64_t slots_of(const CollLayout& layout, uint64_t bytes, uint32_t 
 
 // The arguments that all threads of the kernel have in common.
 struct Batch {
-  const MessageBatch& batch;
+  uint32_t queues;
+  const uint16_t* first;
+  const Message* messages;
   MessageState* state;
   const CollState* coll;
 
-  __device__ const Message& message(const Worker& worker) const {
-    return batch.message[worker.message];
-  }
+  __device__ const Message& message(const Worker& worker) const { return messages[worker.message]; }
   __device__ MessagePair& pair(const Worker& worker) const {
     return state->pair[message(worker).peer];
   }
@@ -219,7 +223,7 @@ __device__ void give_up(const Batch& b, Worker* worker) {
 // --- The kernel -----------------------------------------------------------------------------------
 
 __device__ void begin_workers(const Batch& b, Cta* cta) {
-  const uint32_t all = b.batch.queues * kMessageLanes;
+  const uint32_t all = b.queues * kMessageLanes;
   if (threadIdx.x == 0) {
     cta->workers = blockIdx.x < all ? (all - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
   }
@@ -229,8 +233,7 @@ __device__ void begin_workers(const Batch& b, Cta* cta) {
     const uint32_t index = blockIdx.x + i * gridDim.x;
     const uint32_t queue = index / kMessageLanes;
     Worker& worker = cta->worker[i];
-    worker = {
-        b.batch.first[queue], b.batch.first[queue + 1], index % kMessageLanes, 0, 0, 0, 0, 0, 0};
+    worker = {b.first[queue], b.first[queue + 1], index % kMessageLanes, 0, 0, 0, 0, 0, 0};
     const uint32_t sends = b.message(worker).is_send;
     const MessagePair& pair = b.pair(worker);
     worker.number = sends != 0 ? pair.sent[worker.lane] : pair.received[worker.lane];
@@ -287,45 +290,63 @@ __device__ void work(const Batch& b, Cta* cta) {
   if (i >= cta->workers) return;
   const Worker& worker = cta->worker[i];
   const uint32_t index = blockIdx.x + i * gridDim.x;
-  const Message& m = b.batch.message[b.batch.first[index / kMessageLanes]];
+  const Message& m = b.messages[b.first[index / kMessageLanes]];
   MessagePair& pair = b.state->pair[m.peer];
   (m.is_send != 0 ? pair.sent : pair.received)[worker.lane] = worker.number;
 }
 
+template <uint32_t kMost>
 __global__ void __launch_bounds__(kThreads)
-    messages_entry(const __grid_constant__ MessageBatch batch, MessageState* state) {
+    messages_entry(const __grid_constant__ MessageBatch<kMost> batch, MessageState* state) {
   __shared__ Cta cta;
-  work({batch, state, state->coll}, &cta);
+  work({batch.queues, batch.first, batch.message, state, state->coll}, &cta);
 }
+
+template <uint32_t kMost>
+void launch_batch(std::span<const Message> messages, MessageState* state, uint32_t most_ctas,
+                  void* stream) {
+  MessageBatch<kMost> batch;
+  batch.messages = static_cast<uint32_t>(messages.size());
+  batch.queues = 0;
+  std::copy(messages.begin(), messages.end(), batch.message);
+  for (uint32_t i = 0; i < batch.messages; ++i) {
+    const bool begins = i == 0 || queue_of(messages[i]) != queue_of(messages[i - 1]);
+    if (begins) batch.first[batch.queues++] = static_cast<uint16_t>(i);
+  }
+  batch.first[batch.queues] = static_cast<uint16_t>(batch.messages);
+  const uint32_t ctas = std::min(batch.queues * kMessageLanes, std::max(most_ctas, kLeastCtas));
+  launch_kernel(messages_entry<kMost>, ctas, kThreads, 0, static_cast<cudaStream_t>(stream), batch,
+                state);
+}
+
+#if CUDART_VERSION >= 12010
+constexpr uint32_t kMostMessages = kManyMessages;
+#else
+constexpr uint32_t kMostMessages = kFewMessages;
+#endif
 
 }  // namespace
 
-MessagesKernel messages_kernel() {
-  return messages_entry;
+std::span<const void* const> messages_kernels() {
+  static const void* const kernels[] = {
+      reinterpret_cast<const void*>(messages_entry<kFewMessages>),
+      reinterpret_cast<const void*>(messages_entry<kMostMessages>)};
+  return kernels;
 }
 
-void make_message_batch(std::span<const Message> messages, MessageBatch* batch) {
-  batch->messages = static_cast<uint32_t>(messages.size());
-  batch->queues = 0;
-  std::copy(messages.begin(), messages.end(), batch->message);
-  const auto queue_of = [](const Message& m) { return m.peer * 2u + m.is_send; };
-  Message* const end = batch->message + messages.size();
-  std::stable_sort(batch->message, end,
-                   [&](const Message& a, const Message& b) { return queue_of(a) < queue_of(b); });
-  for (uint32_t i = 0; i < batch->messages; ++i) {
-    const bool begins = i == 0 || queue_of(batch->message[i]) != queue_of(batch->message[i - 1]);
-    if (begins) batch->first[batch->queues++] = static_cast<uint8_t>(i);
-  }
-  batch->first[batch->queues] = static_cast<uint8_t>(batch->messages);
+uint32_t most_messages() {
+  return kMostMessages;
 }
 
-uint32_t message_ctas(const MessageBatch& batch, uint32_t most) {
-  return std::min(batch.queues * kMessageLanes, std::max(most, kLeastCtas));
-}
-
-mep_result_t launch_messages(const MessageBatch& batch, MessageState* state, uint32_t ctas,
+mep_result_t launch_messages(std::span<Message> messages, MessageState* state, uint32_t most_ctas,
                              void* stream) {
-  launch_kernel(messages_entry, ctas, kThreads, 0, static_cast<cudaStream_t>(stream), batch, state);
+  std::stable_sort(messages.begin(), messages.end(),
+                   [](const Message& a, const Message& b) { return queue_of(a) < queue_of(b); });
+  if (messages.size() <= kFewMessages) {
+    launch_batch<kFewMessages>(messages, state, most_ctas, stream);
+  } else {
+    launch_batch<kMostMessages>(messages, state, most_ctas, stream);
+  }
   const cudaError_t error = cudaGetLastError();
   if (error == cudaSuccess) return MEP_SUCCESS;
   return mep::fail(MEP_ERR_DEVICE, "messages cannot be launched: %s", cudaGetErrorString(error));

@@ -24,7 +24,11 @@
 
 namespace mep::device {
 
-constexpr uint32_t kMostMessages = 96;  // of a batch: it is an argument of the kernel
+// Messages of a batch, which is an argument of the kernel. CUDA 12.1 raised the limit of arguments from 4 KB to 32 KB; a
+// short batch takes the short argument.
+constexpr uint32_t kFewMessages = 96;
+constexpr uint32_t kManyMessages = 1024;
+constexpr uint32_t kMostQueues = 2 * kMaxCollRanks;
 constexpr uint32_t kMessageFailures = 16;
 constexpr uint64_t kMessageBroken = uint64_t{1} << 39;
 constexpr uint32_t kMessageMarkShift = 40;  // above the count
@@ -39,11 +43,14 @@ struct Message {
 };
 
 // Messages of one peer and direction stand one behind the other, in their order: a queue.
+template <uint32_t kMost>
 struct MessageBatch {
   uint32_t messages, queues;
-  uint8_t first[kMostMessages + 1];  // by queue; behind the last: the number of messages
-  Message message[kMostMessages];
+  uint16_t first[kMostQueues + 1];  // by queue; behind the last: the number of messages
+  Message message[kMost];
 };
+static_assert(sizeof(MessageBatch<kFewMessages>) < 4'000);
+static_assert(sizeof(MessageBatch<kManyMessages>) < 32'000);
 
 // Device memory, by peer. The host writes mark and zeros when the pair meets; then kernels advance it.
 struct MessagePair {
@@ -70,13 +77,13 @@ struct MessageState {
   MessagePair pair[kMaxCollRanks];
 };
 
-using MessagesKernel = void (*)(MessageBatch, MessageState*);
-MessagesKernel messages_kernel();  // load_coll_kernels() loads it
-// Fills *batch, in the order of the calls for each peer and direction. At most kMostMessages.
-void make_message_batch(std::span<const Message> messages, MessageBatch* batch);
-// CTAs that launch_messages() launches, at most `most`.
-uint32_t message_ctas(const MessageBatch& batch, uint32_t most);
-[[nodiscard]] mep_result_t launch_messages(const MessageBatch& batch, MessageState* state,
-                                           uint32_t ctas, void* stream);
+// load_coll_kernels() loads them.
+std::span<const void* const> messages_kernels();
+// Messages of a batch, at most: what the toolkit of this build allows.
+uint32_t most_messages();
+// Brings the messages into the order of their queues, in the order of the calls for each peer and direction, and enqueues one
+// kernel of at most `most_ctas` blocks. At most most_messages().
+[[nodiscard]] mep_result_t launch_messages(std::span<Message> messages, MessageState* state,
+                                           uint32_t most_ctas, void* stream);
 
 }  // namespace mep::device
