@@ -737,8 +737,8 @@ MEP_API mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests,
  *   - message is NULL. Not built: MEP_ANY_SOURCE, nonblocking forms and probes;
  *   - a send ends when the receiver has made room for all of it. It needs no receive for at most four messages of one
  *     rank to another that have not been received, each of up to message_eager_bytes, 64 KB at least. Two ranks that exchange more use mep_sendrecv
- *     or a group, which is one operation: at most 96 messages of a communicator, on one stream, and none waits for
- *     another but those of one rank, one way. Where GPUs post to queues message_eager_bytes may be less, and all operations
+ *     or a group, which is one operation: at most max_group_messages (mep_comm_info_t: 1024, or 96 where GPUs post to
+ *     queues) of a communicator, on one stream, and none waits for another but those of one rank, one way. Where GPUs post to queues message_eager_bytes may be less, and all operations
  *     of a communicator run in the order of their calls, whatever streams they are enqueued on;
  *   - a send to a rank that is gone already is MEP_ERR_PEER_FAILED, or MEP_ERR_PEER_LEFT, at once; the rest of its group is enqueued, but not
  *     captured in a graph;
@@ -855,6 +855,15 @@ static inline void mep_view_defaults(mep_view_t* view) {
 
 /* Errors: MEP_ERR_CAPACITY (arrays too short; scalars are filled). Does not block. 0.1 */
 MEP_API mep_result_t mep_comm_view(mep_comm_t comm, mep_view_t* view);
+
+/* lost: [size], of the comm's GPU or of the host where it has none; entry r becomes 1 if rank r has gone from the comm
+ * and mep_comm_forget_lost has not made that forgotten, else 0. On a GPU both calls enqueue a kernel and return, graphs
+ * capture them: after an operation of the same stream that a loss ended, the loss shows. Local; neither blocks.
+ * Errors: MEP_ERR_INVALID_ARGUMENT (memory or a stream that is not the GPU's). 0.3 */
+MEP_API mep_result_t mep_comm_lost_ranks(mep_comm_t comm, int32_t* lost, mep_stream_t stream);
+/* Forgets the losses that mep_comm_lost_ranks has shown: they show no more. A rank that goes later shows, and so does one
+ * that came back and goes again. 0.3 */
+MEP_API mep_result_t mep_comm_forget_lost(mep_comm_t comm, mep_stream_t stream);
 
 /* Waits until the comm's epoch is larger than `epoch`, at most timeout_ms: else MEP_ERR_TIMEOUT,
  * which concerns only this call. 0.1 */

@@ -235,6 +235,19 @@ module mep_c
       type(mep_view_t), intent(inout) :: view
     end function mep_comm_view
 
+    integer(c_int32_t) function mep_comm_lost_ranks(comm, lost, stream) bind(C)
+      import :: c_int32_t, c_ptr, mep_comm_t
+      type(mep_comm_t), value :: comm
+      type(c_ptr), value :: lost
+      type(c_ptr), value :: stream
+    end function mep_comm_lost_ranks
+
+    integer(c_int32_t) function mep_comm_forget_lost(comm, stream) bind(C)
+      import :: c_int32_t, c_ptr, mep_comm_t
+      type(mep_comm_t), value :: comm
+      type(c_ptr), value :: stream
+    end function mep_comm_forget_lost
+
     integer(c_int32_t) function mep_comm_query(comm, info) bind(C)
       import :: c_int32_t, mep_comm_t, mep_comm_info_t
       type(mep_comm_t), value :: comm

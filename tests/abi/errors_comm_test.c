@@ -515,6 +515,7 @@ static int calls_in_child(void) {
       mep_comm_rank(comm, &number),
       mep_comm_size(comm, &number),
       mep_comm_live(comm, &number),
+      mep_comm_lost_ranks(comm, &number, NULL),
       mep_comm_epoch(comm, &word),
       mep_comm_device(comm, &number),
       mep_comm_set_timeout(comm, 1000),

@@ -76,6 +76,18 @@ static void reaches(uint32_t flags, mep_reach_t expected) {
   assert_int_equal(info.live, kRanks - 1);
   assert_int_equal(reach[0], MEP_REACH_NONE);
   assert_int_equal(reach[2], expected);
+  int32_t lost[kRanks];
+  for (int forgotten = 0; forgotten < 2; ++forgotten) {
+    memset(lost, 7, sizeof lost);
+    MUST(mep_comm_lost_ranks(comms[1], lost, NULL));
+    for (int i = 0; i < kRanks; ++i) assert_int_equal(lost[i], i == 0 && !forgotten);
+    MUST(mep_comm_forget_lost(comms[1], NULL));
+  }
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_lost_ranks(NULL, lost, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_lost_ranks(comms[1], NULL, NULL));
+  EXPECT(MEP_ERR_UNSUPPORTED, mep_comm_lost_ranks(comms[1], lost, lost)); /* a stream */
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_forget_lost(NULL, NULL));
+  EXPECT(MEP_ERR_UNSUPPORTED, mep_comm_forget_lost(comms[1], lost));
   for (int i = 0; i < kRanks; ++i) MUST(mep_comm_abort(comms[i]));
   for (int i = 0; i < kRanks; ++i) MUST(mep_comm_destroy(comms[i]));
 }

@@ -100,9 +100,30 @@ class Rank {
   // How the kernel ended.
   mep_result_t await(mep_result_t called) {
     need(called, "a call in step");
+    need(mep_comm_lost_ranks(comm_, lost_.data, stream_), "mep_comm_lost_ranks");
     cuda(cudaStreamSynchronize(stream_));
     (void)mep_comm_async_result(comm_);
+    check_lost(status_.data->result);
     return status_.data->result;
+  }
+
+  // The loss shows behind the operation that it ended, from then on until it is forgotten, which some ranks do.
+  void check_lost(mep_result_t result) {
+    const bool is_loss = result == MEP_PARTIAL || result == MEP_ERR_PEER_FAILED;
+    const bool shows = lost_.data[c_.victim] == 1;
+    for (uint32_t rank = 0; rank < c_.ranks; ++rank) {
+      GPU_CHECK(lost_.data[rank] == 0 || (rank == c_.victim && shows),
+                "rank %u of %u: rank %u is lost: %d", rank_, c_.ranks, rank, lost_.data[rank]);
+    }
+    const bool must = (sees_ || is_loss) && !has_forgotten_;
+    GPU_CHECK(has_forgotten_ ? !shows : shows || !must,
+              "rank %u of %u: the loss shows: %d, forgotten: %d, after %s", rank_, c_.ranks, shows,
+              has_forgotten_, mep_result_string(result));
+    sees_ = shows;
+    if (!sees_ || (c_.seed + rank_) % 2 == 0) return;
+    need(mep_comm_forget_lost(comm_, stream_), "mep_comm_forget_lost");
+    sees_ = false;
+    has_forgotten_ = true;
   }
 
   mep_result_t dispatch(uint32_t round) {
@@ -168,6 +189,8 @@ class Rank {
   Pinned<int64_t> experts_{kTokens * kTopK};
   Pinned<mep_range_t> ranges_{8};
   Pinned<mep_op_status_t> status_{4};
+  Pinned<int32_t> lost_{8};
+  bool sees_ = false, has_forgotten_ = false;
 };
 
 void run_case(uint64_t seed, uint32_t wanted) {

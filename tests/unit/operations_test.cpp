@@ -43,6 +43,8 @@ class RecordingBackend : public mep::Backend {
  public:
   explicit RecordingBackend(uint8_t which) : Backend(which) {}
   mep_result_t take_any_failure() override { return MEP_SUCCESS; }
+  mep_result_t show_losses(int32_t*, void*) override { return MEP_SUCCESS; }
+  mep_result_t forget_losses(void*) override { return MEP_SUCCESS; }
   bool busy() const override { return false; }
   size_t view_participants() const override { return 0; }
   void set_timeout_ms(uint32_t) override {}

@@ -463,6 +463,8 @@ FUNCTIONS = {
     "mep_group_end": (mep_result_t, []),
     "mep_comm_peer_state": (mep_result_t, [mep_comm_t, c_int32, POINTER(c_uint32)]),
     "mep_comm_view": (mep_result_t, [mep_comm_t, POINTER(mep_view_t)]),
+    "mep_comm_lost_ranks": (mep_result_t, [mep_comm_t, c_void_p, mep_stream_t]),
+    "mep_comm_forget_lost": (mep_result_t, [mep_comm_t, mep_stream_t]),
     "mep_comm_wait_view": (mep_result_t, [mep_comm_t, c_uint64, c_uint32]),
     "mep_comm_set_view_callback": (mep_result_t, [mep_comm_t, c_void_p, c_void_p]),
     "mep_comm_split": (mep_result_t, [mep_comm_t, c_int32, c_int32, POINTER(mep_comm_t)]),

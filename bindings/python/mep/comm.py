@@ -13,7 +13,7 @@ import numpy
 from . import _abi
 from ._buffers import Memory, array_at, buffer, dtype_number, numpy_dtype, stream_address
 from ._call import SLICE_MS, Calls, Closed, Unique, address_argument, blocking, check, last_error, lib, milliseconds
-from ._collective_calls import CollectiveCalls
+from ._collective_calls import NO_STREAM, CollectiveCalls
 from ._comm_records import CommInfo, CommStats, Reach
 from ._device import DeviceArray
 from ._group import joins_group
@@ -422,6 +422,20 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         state = ctypes.c_uint32()
         check(lib.mep_comm_peer_state(self._address, rank, ctypes.byref(state)))
         return PeerState(state.value)
+
+    def lost_ranks(self, out: Any, *, stream: Any = NO_STREAM) -> None:
+        """Writes 1 to out for each rank that has gone and is not forgotten, and 0 for the others: int32 [size], an array of
+        the GPU on a GPU communicator. There it is enqueued on stream= and returns at once: after an operation of the
+        stream that a loss ended, the loss shows."""
+        given = buffer(out, writable=True)
+        if given.dtype != _abi.MEP_INT32 or given.count != self.size:
+            raise ValueError(f"out must be int32 [{self.size}]")
+        check(lib.mep_comm_lost_ranks(self._address, given.address, stream_address(stream)))
+
+    def forget_lost(self, *, stream: Any = NO_STREAM) -> None:
+        """Forgets the losses that lost_ranks() has shown: they show no more. A rank that goes later, or that came back and
+        goes again, shows."""
+        check(lib.mep_comm_forget_lost(self._address, stream_address(stream)))
 
     def wait_view(self, epoch: int, timeout: float = 30.0) -> None:
         """Waits until self.epoch > epoch; TimeoutError concerns this call alone."""

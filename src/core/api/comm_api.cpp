@@ -151,6 +151,25 @@ mep_result_t mep_comm_view(mep_comm_t comm, mep_view_t* view) {
   });
 }
 
+mep_result_t mep_comm_lost_ranks(mep_comm_t comm, int32_t* lost, mep_stream_t stream) {
+  MEP_TRY(check_comm(comm));
+  if (lost == nullptr) return null_argument("lost");
+  return guarded([&]() -> mep_result_t {
+    const mep::CallScope scope(comm);
+    MEP_TRY(scope.check());
+    return comm->backend->show_losses(lost, stream);
+  });
+}
+
+mep_result_t mep_comm_forget_lost(mep_comm_t comm, mep_stream_t stream) {
+  MEP_TRY(check_comm(comm));
+  return guarded([&]() -> mep_result_t {
+    const mep::CallScope scope(comm);
+    MEP_TRY(scope.check());
+    return comm->backend->forget_losses(stream);
+  });
+}
+
 mep_result_t mep_comm_wait_view(mep_comm_t comm, uint64_t epoch, uint32_t timeout_ms) {
   MEP_TRY(check_comm(comm));
   return guarded([&]() -> mep_result_t {

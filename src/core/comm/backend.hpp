@@ -66,6 +66,9 @@ class Backend {
   // See mep_comm_register and mep_comm_deregister; where memory is not read in place they change nothing.
   [[nodiscard]] virtual mep_result_t register_memory(void*, const Deadline&) { return MEP_SUCCESS; }
   [[nodiscard]] virtual mep_result_t deregister_memory(void*) { return MEP_SUCCESS; }
+  // See mep_comm_lost_ranks and mep_comm_forget_lost.
+  [[nodiscard]] virtual mep_result_t show_losses(int32_t* lost, void* stream) = 0;
+  [[nodiscard]] virtual mep_result_t forget_losses(void* stream) = 0;
   // Refuses `what` on a GPU: it works on host memory only, so far or for good.
   [[nodiscard]] mep_result_t check_host(const char* what) const;
   // -1: host memory.

@@ -14,7 +14,8 @@ Comm::Comm(std::shared_ptr<World> world, const std::string& name, std::vector<ui
     : identity_(std::move(world), name, id != 0 ? id : id_of(name), std::move(slots)),
       collectives_(identity_, personal_reports_),
       messages_(identity_, collectives_.channel(), collectives_.windows(),
-                messages_offset(identity_.size())) {
+                messages_offset(identity_.size())),
+      losses_(identity_.size()) {
   collectives_.set_side_progress(&messages_);
   messages_.set_side_progress(&collectives_, this);
 }
@@ -34,6 +35,11 @@ void Comm::defer_report(Reports::Report report) {
   if (!clients_.any()) return;
   personal_reports_.drop_up_to(deferred->epoch);
   personal_reports_.push(std::move(deferred));
+}
+
+void Comm::keep_losses_in(uint64_t* memory) {
+  const std::lock_guard lock(clients_.mutex());
+  losses_.move_to(memory);
 }
 
 void Comm::remove_client(ViewParticipant* client) {
@@ -146,6 +152,7 @@ void Comm::install(const membership::InstallView& change, const membership::Affe
   const std::shared_ptr<const CommChange> made =
       make_comm_change(*latest_view(), change, *affected, slots(), name(), admits);
   note_change(*latest_view(), *made->view);
+  losses_.note(*made->view);  // before what ends operations
   if (made->is_reported && !clients_.all().empty()) personal_reports_.push(made);
   for (ViewParticipant* client : clients_.all()) client->install(made, change.decision.get());
   MEP_TEST_DELAY_POINT("install clients");

@@ -16,6 +16,7 @@
 #include "base/clock.hpp"
 #include "core/coll/collectives.hpp"
 #include "core/comm/call_gate.hpp"
+#include "core/comm/losses.hpp"
 #include "core/comm/view_participant.hpp"
 #include "core/membership/membership.hpp"
 #include "core/message/messages.hpp"
@@ -121,6 +122,11 @@ class Comm : public WorldParticipant, public ProgressClient {
   // A change that a collective has ended by was gone over: the next call on this comm reports it.
   void defer_report(Reports::Report report);
 
+  // The user's thread's part of it.
+  Losses& losses() { return losses_; }
+  // See Losses::move_to().
+  void keep_losses_in(uint64_t* memory);
+
   CommCounters& counters() { return counters_; }
   const CommCounters& counters() const { return counters_; }
 
@@ -187,6 +193,7 @@ class Comm : public WorldParticipant, public ProgressClient {
   Collectives collectives_;
   Messages messages_;
   ViewParticipants clients_;
+  Losses losses_;
   std::atomic<uint32_t> child_number_{0};
   std::atomic<uint32_t> ep_number_{0};
   CommCounters counters_;

@@ -100,6 +100,10 @@ mep_result_t Comm::finish(const Deadline& deadline) {
   }
   MEP_TRY(collectives_.open(std::move(reached)));
   messages_.open(adopted());
+  {
+    const std::lock_guard lock(clients_.mutex());
+    losses_.note(*latest_view());
+  }
   if (world().progress_thread() != nullptr) MEP_TRY(world().progress_thread()->attach(this));
   MEP_TEST_DELAY_POINT("comm open");
   leave_call();

@@ -11,6 +11,16 @@ class HostBackend final : public Backend {
   mep_result_t take_any_failure() override {
     return fail(MEP_ERR_UNSUPPORTED, "a host communicator has no stream operations");
   }
+  mep_result_t show_losses(int32_t* lost, void* stream) override {
+    MEP_TRY(check_no_stream(stream));
+    comm_.losses().show(lost);
+    return MEP_SUCCESS;
+  }
+  mep_result_t forget_losses(void* stream) override {
+    MEP_TRY(check_no_stream(stream));
+    comm_.losses().forget();
+    return MEP_SUCCESS;
+  }
   bool busy() const override { return false; }
   size_t view_participants() const override { return 0; }
   void set_timeout_ms(uint32_t) override {}

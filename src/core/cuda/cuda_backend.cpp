@@ -7,9 +7,17 @@
 #include "core/cuda/ep_call.hpp"
 #include "core/cuda/ep_geometry.hpp"
 #include "core/cuda/gpu_buffers.hpp"
+#include "kernels/cuda/device/losses.hpp"
 #include "transport/cuda/gpu_allocations.hpp"
 
 namespace mep {
+namespace {
+
+device::LossWords words_of(const Losses& losses) {
+  return {losses.ranks(), losses.gone(), losses.shown(), losses.forgotten()};
+}
+
+}  // namespace
 
 void GpuDescription::encode(std::span<const uint64_t> groups, std::vector<std::byte>* out) const {
   const std::span<const std::byte> first = std::as_bytes(std::span(this, 1));
@@ -46,7 +54,13 @@ mep_result_t CudaBackend::count_layout(const device::DispatchLayout& layout, voi
   return enqueue_layout(device(), layout, stream);
 }
 
+CudaBackend::~CudaBackend() {
+  comm_.keep_losses_in(nullptr);
+}
+
 mep_result_t CudaBackend::open_records() {
+  MEP_TRY(PinnedMemory::create(Losses::bytes(comm_.size()), &loss_memory_));
+  comm_.keep_losses_in(static_cast<uint64_t*>(loss_memory_->data()));
   MEP_TRY(PinnedMemory::create(StreamRecords::bytes(comm_.size()), &record_memory_));
   records().open(static_cast<std::byte*>(record_memory_->data()), comm_.size());
   return MEP_SUCCESS;
@@ -83,6 +97,23 @@ mep_result_t CudaBackend::lend_record(void* stream, StreamRecord** out) {
               "%zu requests of comm %s are not finished; finish some of them with "
               "mep_request_wait first",
               StreamRecords::kMost, comm_.name().c_str());
+}
+
+mep_result_t CudaBackend::show_losses(int32_t* lost, void* stream) {
+  const DeviceScope scope(device());
+  MEP_TRY(scope.check());
+  MEP_TRY(check_call(stream));
+  MEP_TRY(check_pointer(device(), lost, "lost"));
+  return check_cuda(device::launch_show_losses(words_of(comm_.losses()), lost, stream),
+                    "mep_comm_lost_ranks");
+}
+
+mep_result_t CudaBackend::forget_losses(void* stream) {
+  const DeviceScope scope(device());
+  MEP_TRY(scope.check());
+  MEP_TRY(check_call(stream));
+  return check_cuda(device::launch_forget_losses(words_of(comm_.losses()), stream),
+                    "mep_comm_forget_lost");
 }
 
 mep_result_t CudaBackend::check_call(const void* stream) const {

@@ -32,11 +32,14 @@ struct GpuDescription {
 class CudaBackend : public GpuBackend {
  public:
   using GpuBackend::GpuBackend;
+  ~CudaBackend() override;
   mep_result_t make_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
                                std::unique_ptr<EpBuffers>* out) override;
   mep_result_t estimate_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
                                    mep_ep_size_t* out) const override;
   mep_result_t count_layout(const device::DispatchLayout& layout, void* stream) override;
+  mep_result_t show_losses(int32_t* lost, void* stream) override;
+  mep_result_t forget_losses(void* stream) override;
   mep_result_t lend_record(void* stream, StreamRecord** out) override;
   mep_result_t allocate(size_t bytes, void** memory) override;
   mep_result_t free(void* memory, std::shared_ptr<const void>* kept) override;
@@ -44,7 +47,7 @@ class CudaBackend : public GpuBackend {
   [[nodiscard]] mep_result_t check_call(const void* stream) const;
 
  protected:
-  // When the backend is made.
+  // When the backend is made: the records of requests, and the losses.
   [[nodiscard]] mep_result_t open_records();
   // Before a collective; with counts the caller looks at the buffers.
   [[nodiscard]] mep_result_t check_collective(Collective kind, const CollectiveArgs& args,
@@ -62,6 +65,7 @@ class CudaBackend : public GpuBackend {
 
  private:
   std::shared_ptr<PinnedMemory> record_memory_;
+  std::shared_ptr<PinnedMemory> loss_memory_;
 };
 
 }  // namespace mep

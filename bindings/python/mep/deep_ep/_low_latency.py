@@ -56,6 +56,7 @@ class LowLatency:
     def __init__(self, comm: "mep.Comm", goes_on: bool, owned: bool):
         self.comm, self.goes_on = comm, goes_on
         self.streams = None if comm.device is None else Streams(comm.device)
+        self.mask = _binding.Mask(comm, self.streams and self.streams.order)
         self._objects: "Dict[Tuple[Any, ...], Any]" = {}  # lanes of the binding, by sizes and kind of rows
         self._leaving = weakref.finalize(self, _leave_at_last, comm) if owned else None
 

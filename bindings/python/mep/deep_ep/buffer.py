@@ -240,20 +240,14 @@ class Buffer:
                                       "back, after mep.torch.recover() if its process ended")
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
-        """Writes 1 for each rank that is gone, and 0 for the others."""
-        if mask_status.dtype != torch.int32 or tuple(mask_status.shape) != (self.group_size,):
-            raise ValueError(f"mask_status is {mask_status.dtype} {tuple(mask_status.shape)}; it must be int32 "
-                             f"[{self.group_size}]")
-        calls = self._open()
-        if calls.streams is not None:
-            calls.streams.order.synchronize()  # what was called before this shows
-        absent = calls.absent()
-        mask_status.copy_(torch.tensor([int(rank in absent) for rank in range(self.group_size)], dtype=torch.int32,
-                                       device="cpu"))
+        """Writes 1 for each rank that is gone and not forgotten, and 0 for the others: int32 [ranks]. On the Buffer's GPU
+        it is an operation of the current stream, and nothing waits; a graph can capture it."""
+        self._open(mask_status).mask.query(mask_status)
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """Does nothing: the mask shows who is gone, and such a rank stays gone."""
-        self._open()
+        """Forgets the ranks that a query has shown: the mask shows them no more, though they stay gone. A rank that goes
+        later shows."""
+        self._open().mask.forget()
 
     # ---- accepted: what has no meaning on hosts ---------------------------------------------------------
 

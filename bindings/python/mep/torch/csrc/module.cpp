@@ -7,6 +7,7 @@
 #include "buffer_calls.hpp"
 #include "high_throughput.hpp"
 #include "low_latency.hpp"
+#include "mask.hpp"
 #include "process_group.hpp"
 
 namespace {
@@ -71,6 +72,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("join", &ProcessGroupMep::join, without_gil())
       .def("deactivate", &ProcessGroupMep::deactivate, py::arg("ranks"), without_gil());
   mep_torch::add_buffer_streams(m);
+  mep_torch::add_mask(m);
   mep_torch::add_low_latency(m);
   mep_torch::add_high_throughput(m);
   m.def("lost_ranks", &ProcessGroupMep::lost_ranks, py::arg("work"));
