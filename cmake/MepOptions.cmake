@@ -1,6 +1,6 @@
 # Options and the flags that every target of MEP is compiled with (target mep_flags).
 
-foreach(feature IN ITEMS CUDA VERBS MPI)
+foreach(feature IN ITEMS CUDA VERBS MPI OPENSSL)
   set(MEP_${feature} AUTO CACHE STRING "Build with ${feature}: AUTO (if found), ON (required), OFF")
   set_property(CACHE MEP_${feature} PROPERTY STRINGS AUTO ON OFF)
   string(TOUPPER "${MEP_${feature}}" mep_setting)

@@ -26,7 +26,7 @@ foreach(program IN LISTS mep_wheel_programs)
 endforeach()
 
 # The wheel brings hwloc and libsodium, so that it works where neither is installed. RDMA's libraries load drivers of their
-# own version and stay the system's. DT_RPATH, in place of RUNPATH, holds for what these libraries need in turn.
+# own version and stay the system's, as does libcrypto where a build asks for it: Python's ssl may need the same one. DT_RPATH, in place of RUNPATH, holds for what these libraries need in turn.
 if(SKBUILD)
   set_target_properties(mep PROPERTIES INSTALL_RPATH "$ORIGIN" BUILD_WITH_INSTALL_RPATH ON)
   foreach(target IN ITEMS mep ${mep_wheel_programs})
@@ -34,7 +34,7 @@ if(SKBUILD)
   endforeach()
   install(CODE "
     file(GET_RUNTIME_DEPENDENCIES LIBRARIES \"$<TARGET_FILE:mep>\" RESOLVED_DEPENDENCIES_VAR needed
-      PRE_EXCLUDE_REGEXES \"^lib(c|m|dl|rt|pthread|stdc\\\\+\\\\+|gcc_s|ibverbs|nl-.*)[.]so\" \"^ld-\")
+      PRE_EXCLUDE_REGEXES \"^lib(c|m|dl|rt|pthread|stdc\\\\+\\\\+|gcc_s|ibverbs|crypto|nl-.*)[.]so\" \"^ld-\")
     foreach(library IN LISTS needed)
       get_filename_component(name \"\${library}\" NAME)
       file(REAL_PATH \"\${library}\" file)

@@ -16,6 +16,7 @@ class Mep(CMakePackage, CudaPackage):
 
     variant("mpi", default=True, description="libmep_mpi, and MPI beside MEP in mep_perf")
     variant("verbs", default=False, description="RDMA through rdma-core")
+    variant("openssl", default=True, description="Faster protection of data between hosts")
     variant("fortran", default=True, description="The Fortran module mep")
 
     depends_on("c", type="build")
@@ -29,6 +30,7 @@ class Mep(CMakePackage, CudaPackage):
     depends_on("libsodium")
     depends_on("mpi", when="+mpi")
     depends_on("rdma-core", when="+verbs")
+    depends_on("openssl@1.1.1:", when="+openssl")
 
     conflicts("%gcc@:11", msg="MEP needs C++20 of GCC 12")
     conflicts("platform=darwin", msg="MEP is for Linux")
@@ -41,6 +43,7 @@ class Mep(CMakePackage, CudaPackage):
             self.define("MEP_BUILD_TESTS", False),
             self.define_from_variant("MEP_MPI", "mpi"),
             self.define_from_variant("MEP_VERBS", "verbs"),
+            self.define_from_variant("MEP_OPENSSL", "openssl"),
             self.define_from_variant("MEP_CUDA", "cuda"),
         ]
         if self.spec.satisfies("~fortran"):

@@ -43,6 +43,7 @@ void print_build() {
   print_line("libsodium", build.sodium_version);
   print_line("CUDA", part_text(build.have_cuda, build.cuda_note));
   print_line("RDMA verbs", part_text(build.have_verbs, build.verbs_note));
+  print_line("OpenSSL", part_text(build.have_openssl, build.openssl_note));
   print_line("MPI", part_text(build.have_mpi, build.mpi_note));
 }
 

@@ -11,11 +11,13 @@ struct BuildInfo {
   const char* cuda_note;   // what was found, or why the part is absent
   const char* verbs_note;
   const char* mpi_note;
+  const char* openssl_note;
   const char* hwloc_version;
   const char* sodium_version;
   bool have_cuda;
   bool have_verbs;
   bool have_mpi;
+  bool have_openssl;
 };
 
 const BuildInfo& build_info();

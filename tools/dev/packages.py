@@ -10,7 +10,7 @@ import sys
 
 from console import ROOT, as_root, die, has, note, output_of, run, step
 
-RUN_PACKAGES = ["g++", "cmake", "ninja-build", "ccache", "pkg-config", "libhwloc-dev", "libsodium-dev",
+RUN_PACKAGES = ["g++", "cmake", "ninja-build", "ccache", "pkg-config", "libhwloc-dev", "libsodium-dev", "libssl-dev",
                 "libibverbs-dev", "libopenmpi-dev", "openmpi-bin"]
 TEST_PACKAGES = ["git", "libcmocka-dev", "gfortran", "python3", "python3-venv", "python3-pip",
                  "python3-numpy", "clang", "clang-format",

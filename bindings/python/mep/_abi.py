@@ -529,7 +529,7 @@ def load() -> ctypes.CDLL:
         except OSError as error:
             if Path(name).is_file():
                 raise OSError(f"{name} does not load: {error}. A library that is missing comes from the system's packages "
-                              "(Debian: apt install libhwloc15 libsodium23 libibverbs1)") from error
+                              "(Debian: apt install libhwloc15 libsodium23 libssl3 libibverbs1)") from error
             tried.append(str(error))
             continue
         for function, (result, arguments) in FUNCTIONS.items():

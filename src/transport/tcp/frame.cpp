@@ -6,8 +6,8 @@ namespace mep::tcp {
 namespace {
 
 constexpr uint16_t kFrameMagic = 0x4d54;
-constexpr uint64_t kHelloMagic = 0x315043542d50454d;      // "MEP-TCP1"
-constexpr uint64_t kChallengeMagic = 0x324843542d50454d;  // "MEP-TCH2"
+constexpr uint64_t kHelloMagic = 0x325043542d50454d;      // "MEP-TCP2"
+constexpr uint64_t kChallengeMagic = 0x334843542d50454d;  // "MEP-TCH3"
 constexpr uint8_t kWakeFlag = 1;
 
 template <typename Number>
@@ -22,8 +22,14 @@ void write_at(std::byte* out, size_t at, Number value) {
   std::memcpy(out + at, &value, sizeof value);
 }
 
-bool is_protection(uint8_t value) {
-  return value <= static_cast<uint8_t>(Protection::kEncrypted);
+bool is_protection(uint32_t value) {
+  return value <= static_cast<uint32_t>(Protection::kEncrypted);
+}
+bool is_cipher(uint32_t value) {
+  return value <= static_cast<uint32_t>(Cipher::kAes256Gcm);
+}
+bool is_cipher_set(CipherSet set) {
+  return (set & ~kAllCiphers) == 0 && (set & kCommonCiphers) == kCommonCiphers;
 }
 
 }  // namespace
@@ -96,14 +102,16 @@ void encode_hello(const Hello& hello, std::byte* out) {
   write_at(out, 16, hello.from_incarnation);
   write_at(out, 24, hello.to_incarnation);
   write_at(out, 32, static_cast<uint32_t>(hello.wanted));
-  std::memcpy(out + 36, hello.nonce.data(), hello.nonce.size());
+  write_at(out, 36, hello.ciphers);
+  std::memcpy(out + 40, hello.nonce.data(), hello.nonce.size());
 }
 
 Parse parse_hello(std::span<const std::byte> bytes, Hello* out) {
   if (bytes.size() < kHelloBytes) return Parse::kIncomplete;
   const auto wanted = read_at<uint32_t>(bytes, 32);
-  if (read_at<uint64_t>(bytes, 0) != kHelloMagic || wanted > 0xff ||
-      !is_protection(static_cast<uint8_t>(wanted))) {
+  const auto ciphers = read_at<CipherSet>(bytes, 36);
+  if (read_at<uint64_t>(bytes, 0) != kHelloMagic || !is_protection(wanted) ||
+      !is_cipher_set(ciphers)) {
     return Parse::kMalformed;
   }
   out->from_slot = read_at<uint32_t>(bytes, 8);
@@ -111,26 +119,31 @@ Parse parse_hello(std::span<const std::byte> bytes, Hello* out) {
   out->from_incarnation = read_at<uint64_t>(bytes, 16);
   out->to_incarnation = read_at<uint64_t>(bytes, 24);
   out->wanted = static_cast<Protection>(wanted);
-  std::memcpy(out->nonce.data(), bytes.data() + 36, out->nonce.size());
+  out->ciphers = ciphers;
+  std::memcpy(out->nonce.data(), bytes.data() + 40, out->nonce.size());
   return Parse::kComplete;
 }
 
 void encode_challenge(const Challenge& challenge, std::byte* out) {
-  // The magic has room for the protection in its highest byte.
-  write_at(out, 0, kChallengeMagic ^ (uint64_t{static_cast<uint8_t>(challenge.chosen)} << 56));
-  std::memcpy(out + 8, challenge.nonce.data(), challenge.nonce.size());
-  std::memcpy(out + 40, challenge.proof.data(), challenge.proof.size());
+  write_at(out, 0, kChallengeMagic);
+  write_at(out, 8, static_cast<uint32_t>(challenge.chosen));
+  write_at(out, 12, static_cast<uint32_t>(challenge.cipher));
+  std::memcpy(out + 16, challenge.nonce.data(), challenge.nonce.size());
+  std::memcpy(out + 48, challenge.proof.data(), challenge.proof.size());
 }
 
 Parse parse_challenge(std::span<const std::byte> bytes, Challenge* out) {
   if (bytes.size() < kChallengeBytes) return Parse::kIncomplete;
-  const uint64_t difference = read_at<uint64_t>(bytes, 0) ^ kChallengeMagic;
-  if ((difference << 8) != 0 || !is_protection(static_cast<uint8_t>(difference >> 56))) {
+  const auto chosen = read_at<uint32_t>(bytes, 8);
+  const auto cipher = read_at<uint32_t>(bytes, 12);
+  if (read_at<uint64_t>(bytes, 0) != kChallengeMagic || !is_protection(chosen) ||
+      !is_cipher(cipher)) {
     return Parse::kMalformed;
   }
-  out->chosen = static_cast<Protection>(difference >> 56);
-  std::memcpy(out->nonce.data(), bytes.data() + 8, out->nonce.size());
-  std::memcpy(out->proof.data(), bytes.data() + 40, out->proof.size());
+  out->chosen = static_cast<Protection>(chosen);
+  out->cipher = static_cast<Cipher>(cipher);
+  std::memcpy(out->nonce.data(), bytes.data() + 16, out->nonce.size());
+  std::memcpy(out->proof.data(), bytes.data() + 48, out->proof.size());
   return Parse::kComplete;
 }
 

@@ -59,6 +59,16 @@ Parse parse_record_header(std::span<const std::byte> bytes, size_t* body_bytes);
 // How frames travel. The stronger of what both sides want holds.
 enum class Protection : uint8_t { kPlain = 0, kAuthenticated = 1, kEncrypted = 2 };
 
+// Ciphers of records, the better one later. Each library makes the same bytes by one.
+enum class Cipher : uint8_t { kChaCha20Poly1305 = 0, kAes256Gcm = 1 };
+using CipherSet = uint32_t;  // 1 << Cipher
+constexpr CipherSet cipher_bit(Cipher cipher) {
+  return CipherSet{1} << static_cast<uint32_t>(cipher);
+}
+constexpr CipherSet kAllCiphers =
+    cipher_bit(Cipher::kChaCha20Poly1305) | cipher_bit(Cipher::kAes256Gcm);
+constexpr CipherSet kCommonCiphers = cipher_bit(Cipher::kChaCha20Poly1305);  // every rank has them
+
 using Nonce = std::array<std::byte, 32>;
 using Proof = std::array<std::byte, 32>;
 
@@ -68,16 +78,18 @@ struct Hello {
   uint64_t from_incarnation = 0;
   uint64_t to_incarnation = 0;
   Protection wanted = Protection::kPlain;
+  CipherSet ciphers = kCommonCiphers;  // that the connector has
   Nonce nonce{};
 };
 struct Challenge {
   Protection chosen = Protection::kPlain;
+  Cipher cipher = Cipher::kChaCha20Poly1305;  // the best that both have
   Nonce nonce{};
   Proof proof{};  // of the acceptor
 };
 
-constexpr size_t kHelloBytes = 68;
-constexpr size_t kChallengeBytes = 72;
+constexpr size_t kHelloBytes = 72;
+constexpr size_t kChallengeBytes = 80;
 constexpr size_t kProofBytes = 32;
 
 void encode_hello(const Hello& hello, std::byte* out);

@@ -384,7 +384,8 @@ Greeter::Outcome Greeter::finish_connect(HalfOpen* connection) {
   hello.to_slot = peer.identity().slot;
   hello.from_incarnation = peer.self().incarnation;
   hello.to_incarnation = peer.identity().incarnation;
-  hello.wanted = peer.wanted();
+  hello.wanted = peer.wishes().protection;
+  hello.ciphers = peer.wishes().ciphers;
   hello.nonce = random_nonce();
   std::byte bytes[kHelloBytes];
   encode_hello(hello, bytes);
@@ -419,7 +420,8 @@ Greeter::Outcome Greeter::answer_hello(HalfOpen* connection) {
     return got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) ? Outcome::kWait : Outcome::kDrop;
   }
   Challenge& challenge = connection->challenge;
-  challenge.chosen = std::max(peer->wanted(), connection->hello.wanted);
+  challenge.chosen = std::max(peer->wishes().protection, connection->hello.wanted);
+  challenge.cipher = best_cipher(peer->wishes().ciphers & connection->hello.ciphers);
   challenge.nonce = random_nonce();
   challenge.proof = acceptor_proof(peer->session(), connection->hello, challenge);
   std::byte bytes[kChallengeBytes];
@@ -436,13 +438,15 @@ Greeter::Outcome Greeter::check_challenge(HalfOpen* connection) {
   const TcpPeer& peer = *connection->peer;
   Challenge& challenge = connection->challenge;
   if (parse_challenge({connection->bytes, kChallengeBytes}, &challenge) != Parse::kComplete ||
-      challenge.chosen < connection->hello.wanted) {
+      challenge.chosen < connection->hello.wanted ||
+      (cipher_bit(challenge.cipher) & peer.wishes().ciphers) == 0) {
     connection->trouble = "what answered is not the rank that was looked for";
     return Outcome::kDrop;
   }
   const Proof expected = acceptor_proof(peer.session(), connection->hello, challenge);
   if (!same_proof(expected, challenge.proof)) {
-    connection->trouble = "what answered does not know the session's key";
+    connection->trouble =
+        "what answered does not know the session's key, or the greeting was altered on its way";
     return Outcome::kDrop;
   }
   const Proof proof = connector_proof(peer.session(), connection->hello, challenge);

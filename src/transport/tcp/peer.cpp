@@ -35,6 +35,7 @@ bool is_retry(int error) {
 }  // namespace
 
 size_t max_queued_bytes = size_t{256} << 20;
+uint64_t first_record_number = 0;
 
 // --- Windows --------------------------------------------------------------------------------------
 
@@ -70,13 +71,18 @@ bool TcpPeer::establish(UniqueFd* socket, const Hello& hello, const Challenge& c
   const std::scoped_lock lock(in_mutex_, out_mutex_);
   if (state() != State::kConnecting) return false;
   const bool seals = challenge.chosen != Protection::kPlain;
-  if (seals) sealed_.resize(kSealedBytes);
-  buffer_.resize(kBufferBytes);
-  protection_ = challenge.chosen;
   if (seals) {
-    out_key_ = RecordKey(session_, hello, challenge, connects());
-    in_key_ = RecordKey(session_, hello, challenge, !connects());
+    out_key_ = RecordKey(session_, hello, challenge, connects(), first_record_number);
+    in_key_ = RecordKey(session_, hello, challenge, !connects(), first_record_number);
+    if (!out_key_.valid() || !in_key_.valid()) {
+      failure_text_ = std::string("libcrypto makes no ") + cipher_name(challenge.cipher);
+      fail_sending("");
+      return false;
+    }
+    sealed_.resize(kSealedBytes);
   }
+  buffer_.resize(kBufferBytes);
+  agreed_ = {challenge.chosen, challenge.cipher};
   socket_ = std::move(*socket);
   state_.store(State::kUp, std::memory_order_release);
   send_queued();
@@ -92,13 +98,15 @@ void TcpPeer::fail_connecting(std::string reason) {
 
 const char* TcpPeer::text() const {
   if (state() != State::kUp) return "tcp";
-  switch (protection()) {
+  switch (agreed_.protection) {
     case Protection::kPlain:
       return "tcp";
     case Protection::kAuthenticated:
-      return "tcp (authenticated)";
+      return agreed_.cipher == Cipher::kAes256Gcm ? "tcp (authenticated by AES-256-GCM)"
+                                                  : "tcp (authenticated by ChaCha20-Poly1305)";
     case Protection::kEncrypted:
-      return "tcp (encrypted)";
+      return agreed_.cipher == Cipher::kAes256Gcm ? "tcp (encrypted by AES-256-GCM)"
+                                                  : "tcp (encrypted by ChaCha20-Poly1305)";
   }
   return "tcp";
 }
@@ -281,29 +289,33 @@ void TcpPeer::send_left() {
   if (lock.owns_lock()) send_queued();
 }
 
-void TcpPeer::seal_queued() {
+bool TcpPeer::seal_queued() {
   sealed_bytes_ = sealed_sent_ = 0;
   while (!queue_.empty() &&
          sealed_bytes_ + kMaxRecordBodyBytes + kRecordOverhead <= sealed_.size()) {
     std::byte* record = sealed_.data() + sealed_bytes_;
     const size_t body = queue_.copy_front(record + kRecordHeaderBytes, kMaxRecordBodyBytes);
     queue_.consume(body);
-    out_key_.seal(record, body);
+    if (const char* trouble = out_key_.seal(record, body)) {
+      fail_sending(trouble);
+      return false;
+    }
     sealed_bytes_ += body + kRecordOverhead;
   }
+  return true;
 }
 
 // Under out_mutex_: as much as the socket takes now.
 void TcpPeer::send_queued() {
   if (state() != State::kUp) return;
-  const bool seals = protection_ != Protection::kPlain;
+  const bool seals = agreed_.protection != Protection::kPlain;
   for (;;) {
     iovec pieces[kMaxPieces];
     int count = 0;
     if (seals) {
       if (sealed_sent_ == sealed_bytes_) {
         if (queue_.empty()) break;
-        seal_queued();
+        if (!seal_queued()) return;
       }
       pieces[0] = {sealed_.data() + sealed_sent_, sealed_bytes_ - sealed_sent_};
       count = 1;
@@ -346,8 +358,8 @@ bool TcpPeer::receive(const WindowExports& exports) {
   if (!lock.owns_lock() || !socket_.valid()) return false;
   bool active = false;
   for (bool more = true; more;) {
-    const bool got = protection_ == Protection::kPlain ? read_plain(exports, &more)
-                                                       : read_sealed(exports, &more);
+    const bool got = agreed_.protection == Protection::kPlain ? read_plain(exports, &more)
+                                                              : read_sealed(exports, &more);
     if (!got) break;
     active = true;
   }
@@ -419,7 +431,7 @@ bool TcpPeer::read_sealed(const WindowExports& exports, bool* more) {
     const Parse parsed = parse_record_header({record, buffered_ - begin}, &body);
     if (parsed == Parse::kMalformed) return *more = deny("it sent a record of impossible length");
     if (parsed == Parse::kIncomplete || buffered_ - begin < body + kRecordOverhead) break;
-    if (!in_key_.open(record, body)) return *more = deny("it sent a record that is not authentic");
+    if (const char* trouble = in_key_.open(record, body)) return *more = deny(trouble);
     if (!take(exports, record + kRecordHeaderBytes, body)) return *more = false;
     begin += body + kRecordOverhead;
   }

@@ -59,6 +59,18 @@ class PeerEvents {
 
 // A post to a peer for which more than this waits to be sent finds the queue full. Tests lower it, while there is no world.
 extern size_t max_queued_bytes;
+// The number of a connection's first record. Tests raise it, while there is no world.
+extern uint64_t first_record_number;
+
+// A rank's part in the agreement on a connection, and the agreement.
+struct Wishes {
+  Protection protection = Protection::kPlain;
+  CipherSet ciphers = kCommonCiphers;
+};
+struct Agreement {
+  Protection protection = Protection::kPlain;
+  Cipher cipher = Cipher::kChaCha20Poly1305;
+};
 
 class TcpPeer {
  public:
@@ -70,8 +82,8 @@ class TcpPeer {
   };
 
   TcpPeer(const PeerIdentity& self, const PeerIdentity& peer, const PeerSession& session,
-          Protection wanted, PeerEvents* events)
-      : self_(self), identity_(peer), session_(session), wanted_(wanted), events_(events) {}
+          const Wishes& wishes, PeerEvents* events)
+      : self_(self), identity_(peer), session_(session), wishes_(wishes), events_(events) {}
   ~TcpPeer() { sodium_memzero(session_.key.data(), session_.key.size()); }
   TcpPeer(const TcpPeer&) = delete;
   TcpPeer& operator=(const TcpPeer&) = delete;
@@ -79,12 +91,11 @@ class TcpPeer {
   const PeerIdentity& self() const { return self_; }
   const PeerIdentity& identity() const { return identity_; }
   const PeerSession& session() const { return session_; }
-  Protection wanted() const { return wanted_; }
+  const Wishes& wishes() const { return wishes_; }
   // One of the two connects, the other accepts.
   bool connects() const { return self_.slot > identity_.slot; }
   // Acquire: who sees a connection up sees how it is protected.
   State state() const { return state_.load(std::memory_order_acquire); }
-  Protection protection() const { return protection_; }
   bool blocked() const { return blocked_.load(std::memory_order_relaxed); }
   uint64_t marked() const { return marked_.load(std::memory_order_acquire); }
   // How it is reached, in words.
@@ -120,7 +131,8 @@ class TcpPeer {
   [[nodiscard]] mep_result_t check_up() const;
   [[nodiscard]] mep_result_t check_room();
   void send_queued();
-  void seal_queued();
+  // False: the connection has ended by it.
+  [[nodiscard]] bool seal_queued();
   void queue_put(uint64_t token, uint64_t offset, const std::byte* from, size_t bytes);
   template <typename Queue>
   void queue_whole(Queue&& queue);
@@ -137,12 +149,12 @@ class TcpPeer {
   const PeerIdentity self_;
   const PeerIdentity identity_;
   PeerSession session_;
-  const Protection wanted_;
+  const Wishes wishes_;
   PeerEvents* const events_;
   std::unordered_map<uint64_t, Import> imports_;  // by window; guarded by the transport
 
   std::atomic<State> state_{State::kConnecting};
-  Protection protection_ = Protection::kPlain;
+  Agreement agreed_;
   UniqueFd socket_;  // changed under both mutexes
 
   std::mutex out_mutex_;

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstring>
+#include <string>
 
 #include "base/status.hpp"
 
@@ -9,13 +10,6 @@ namespace mep::tcp {
 namespace {
 
 static_assert(sizeof(PeerSession::key) == crypto_generichash_KEYBYTES);
-
-const unsigned char* raw(const std::byte* bytes) {
-  return reinterpret_cast<const unsigned char*>(bytes);
-}
-unsigned char* raw(std::byte* bytes) {
-  return reinterpret_cast<unsigned char*>(bytes);
-}
 
 // Keyed BLAKE2b over what the two sides have said, for one purpose.
 void derive(const PeerSession& session, const char* purpose, const Hello& hello,
@@ -68,54 +62,61 @@ bool same_proof(const Proof& left, const Proof& right) {
 }
 
 RecordKey::RecordKey(const PeerSession& session, const Hello& hello, const Challenge& challenge,
-                     bool from_connector)
-    : encrypts_(challenge.chosen == Protection::kEncrypted) {
-  derive(session, from_connector ? "mep tcp records to acceptor" : "mep tcp records to connector",
-         hello, challenge, key_);
+                     bool from_connector, uint64_t first)
+    : number_(first),
+      encrypts_(challenge.chosen == Protection::kEncrypted),
+      cipher_(make_cipher(challenge.cipher)) {
+  std::string purpose =
+      from_connector ? "mep tcp records to acceptor, " : "mep tcp records to connector, ";
+  purpose += cipher_name(challenge.cipher);
+  derive(session, purpose.c_str(), hello, challenge, secret_);
 }
 
-void RecordKey::next_nonce(unsigned char* out) {
-  std::memset(out, 0, crypto_aead_chacha20poly1305_ietf_NPUBBYTES);
+// Null, or why there is none.
+const char* RecordKey::next_nonce(unsigned char* out) {
+  if (number_ == kEndOfRecords) return "all record numbers of its connection are used up";
+  const uint64_t key_number = number_ / kRecordsPerKey;
+  if (key_number != key_number_) {
+    unsigned char key[kRecordKeyBytes];
+    crypto_generichash(key, sizeof key, reinterpret_cast<const unsigned char*>(&key_number),
+                       sizeof key_number, secret_, sizeof secret_);
+    const bool is_set = cipher_->set_key(key);
+    sodium_memzero(key, sizeof key);
+    if (!is_set) return cipher_->failure();
+    key_number_ = key_number;
+  }
+  std::memset(out, 0, kRecordNonceBytes);
   std::memcpy(out + 4, &number_, sizeof number_);
   ++number_;
+  return nullptr;
 }
 
-// Poly1305 over header and body under a key that only this record has: what the AEAD does to
-// additional data, without a copy.
-void RecordKey::tag(const std::byte* record, size_t body_bytes, unsigned char* out) {
-  unsigned char nonce[crypto_aead_chacha20poly1305_ietf_NPUBBYTES];
-  unsigned char once[crypto_onetimeauth_KEYBYTES];
-  next_nonce(nonce);
-  crypto_stream_chacha20_ietf(once, sizeof once, nonce, key_);
-  crypto_onetimeauth(out, raw(record), kRecordHeaderBytes + body_bytes, once);
-}
-
-void RecordKey::seal(std::byte* record, size_t body_bytes) {
+// To the cipher, a body that is only authenticated is text that stays in clear.
+const char* RecordKey::seal(std::byte* record, size_t body_bytes) {
   encode_record_header(body_bytes, record);
-  std::byte* body = record + kRecordHeaderBytes;
-  if (!encrypts_) {
-    tag(record, body_bytes, raw(body + body_bytes));
-    return;
-  }
-  unsigned char nonce[crypto_aead_chacha20poly1305_ietf_NPUBBYTES];
-  next_nonce(nonce);
-  crypto_aead_chacha20poly1305_ietf_encrypt_detached(raw(body), raw(body + body_bytes), nullptr,
-                                                     raw(body), body_bytes, raw(record),
-                                                     kRecordHeaderBytes, nullptr, nonce, key_);
+  unsigned char nonce[kRecordNonceBytes];
+  if (const char* trouble = next_nonce(nonce)) return trouble;
+  const size_t clear = encrypts_ ? kRecordHeaderBytes : kRecordHeaderBytes + body_bytes;
+  const size_t whole = kRecordHeaderBytes + body_bytes;
+  return cipher_->seal(nonce, {record, clear}, {record + clear, whole - clear}, record + whole)
+             ? nullptr
+             : cipher_->failure();
 }
 
-bool RecordKey::open(std::byte* record, size_t body_bytes) {
-  std::byte* body = record + kRecordHeaderBytes;
-  if (!encrypts_) {
-    unsigned char expected[kRecordTagBytes];
-    tag(record, body_bytes, expected);
-    return crypto_verify_16(expected, raw(body + body_bytes)) == 0;
+const char* RecordKey::open(std::byte* record, size_t body_bytes) {
+  unsigned char nonce[kRecordNonceBytes];
+  if (const char* trouble = next_nonce(nonce)) return trouble;
+  const size_t clear = encrypts_ ? kRecordHeaderBytes : kRecordHeaderBytes + body_bytes;
+  const size_t whole = kRecordHeaderBytes + body_bytes;
+  switch (cipher_->open(nonce, {record, clear}, {record + clear, whole - clear}, record + whole)) {
+    case Opened::kAuthentic:
+      return nullptr;
+    case Opened::kNotAuthentic:
+      return "it sent a record that is not authentic";
+    case Opened::kFailed:
+      break;
   }
-  unsigned char nonce[crypto_aead_chacha20poly1305_ietf_NPUBBYTES];
-  next_nonce(nonce);
-  return crypto_aead_chacha20poly1305_ietf_decrypt_detached(
-             raw(body), nullptr, raw(body), body_bytes, raw(body + body_bytes), raw(record),
-             kRecordHeaderBytes, nonce, key_) == 0;
+  return cipher_->failure();
 }
 
 }  // namespace mep::tcp

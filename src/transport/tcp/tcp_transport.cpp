@@ -116,11 +116,11 @@ mep_result_t TcpTransport::add_peer(const PeerIdentity& self, const PeerIdentity
   MEP_TRY(start());
   // Between hosts nobody vouches for the wire; on one host the kernel carries the bytes.
   const bool beyond_host = self.host != peer.host;
-  Protection wanted = Protection::kPlain;
-  if (beyond_host || own_options_.authenticates_all) wanted = Protection::kAuthenticated;
-  if (own_options_.encrypts) wanted = Protection::kEncrypted;
+  Wishes wishes{Protection::kPlain, own_options_.ciphers & own_ciphers()};
+  if (beyond_host || own_options_.authenticates_all) wishes.protection = Protection::kAuthenticated;
+  if (own_options_.encrypts) wishes.protection = Protection::kEncrypted;
   auto added =
-      std::make_unique<TcpPeer>(self, peer, session, wanted, static_cast<PeerEvents*>(this));
+      std::make_unique<TcpPeer>(self, peer, session, wishes, static_cast<PeerEvents*>(this));
   if (!added->connects()) MEP_TRY(greeter_->listen(beyond_host));
   const ExclusiveLock lock(windows_lock_);
   if (peers_.size() <= peer.slot) peers_.resize(peer.slot + size_t{1});
@@ -154,7 +154,7 @@ void TcpTransport::connect_peer(TcpPeer* peer, UniqueFd* socket, const Hello& he
   }
   if (!peer->establish(socket, hello, challenge)) return;  // its end closes the socket
   connected_.push_back(peer);
-  log(LogLevel::kDebug, "tcp: connected with rank %u", peer->identity().slot);
+  log(LogLevel::kDebug, "tcp: connected with rank %u: %s", peer->identity().slot, peer->text());
 }
 
 mep_result_t TcpTransport::fence_out(uint32_t slot) {

@@ -30,9 +30,10 @@ namespace mep::tcp {
 
 // The environment's options for connections.
 struct Options {
-  std::string interfaces;          // MEP_NET_IF: globs of interface names; empty: all that are up
-  bool encrypts = false;           // MEP_ENCRYPT: frames are encrypted too
-  bool authenticates_all = false;  // MEP_AUTHENTICATE: those between ranks of one host too
+  std::string interfaces;           // MEP_NET_IF: globs of interface names; empty: all that are up
+  bool encrypts = false;            // MEP_ENCRYPT: frames are encrypted too
+  bool authenticates_all = false;   // MEP_AUTHENTICATE: those between ranks of one host too
+  CipherSet ciphers = kAllCiphers;  // that may protect records, if this process has them
 };
 
 class TcpTransport final : public Transport, private PeerEvents {
