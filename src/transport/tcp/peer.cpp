@@ -22,6 +22,10 @@ constexpr size_t kSendNowBytes = size_t{128} << 10;  // more than this does not 
 constexpr size_t kBufferBytes = size_t{96} << 10;
 constexpr size_t kDirectBytes = 4096;  // more than this lands without the buffer
 constexpr size_t kSealedBytes = size_t{256} << 10;
+// The bytes of a record that is sent. It is sealed within the nearest cache, and a receiver moves little of one that has
+// not come whole.
+constexpr size_t kSealAtOnceBytes = size_t{16} << 10;
+static_assert(kSealAtOnceBytes <= kMaxRecordBodyBytes);
 constexpr int kMaxPieces = 64;
 static_assert(kCopyBytes + kFrameHeaderBytes <= OutQueue::kMaxCopyBytes);
 
@@ -291,10 +295,9 @@ void TcpPeer::send_left() {
 
 bool TcpPeer::seal_queued() {
   sealed_bytes_ = sealed_sent_ = 0;
-  while (!queue_.empty() &&
-         sealed_bytes_ + kMaxRecordBodyBytes + kRecordOverhead <= sealed_.size()) {
+  while (!queue_.empty() && sealed_bytes_ + kSealAtOnceBytes + kRecordOverhead <= sealed_.size()) {
     std::byte* record = sealed_.data() + sealed_bytes_;
-    const size_t body = queue_.copy_front(record + kRecordHeaderBytes, kMaxRecordBodyBytes);
+    const size_t body = queue_.copy_front(record + kRecordHeaderBytes, kSealAtOnceBytes);
     queue_.consume(body);
     if (const char* trouble = out_key_.seal(record, body)) {
       fail_sending(trouble);
