@@ -158,7 +158,13 @@ bool wait_with_network(const WaitPolicy& policy, Doorbell* doorbell, const Deadl
       if (stage == Stage::kTry) policy.gauge->note_trial(true);
       return true;
     }
-    if (policy.network->progress()) continue;
+    if (policy.network->progress()) {
+      // The rest of a large transfer is on its way.
+      if (look_ns != 0 && look_until_ns != 0 && stage != Stage::kTry) {
+        look_until_ns = now_ns() + look_ns;
+      }
+      continue;
+    }
     const uint64_t now = now_ns();
     if (now >= deadline.at_ns()) return poll();
     if (look_until_ns == 0) look_until_ns = now + look_ns;
