@@ -712,7 +712,7 @@ MEP_API mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests,
  *
  * A send ends when its buffer is the caller's again. That says nothing about the receiver: up to a few
  * kilobytes (message_eager_bytes of mep_comm_query) are put where the receiver finds them, as long as there is room; a larger
- * message is sent once its receiver has called. So two ranks that both send first and then receive may wait for
+ * message is sent once its receiver has called, or over a network, up to 64 KB, at once too. So two ranks that both send first and then receive may wait for
  * each other until their timeout: mep_sendrecv, nonblocking calls or a group do not. Messages that nobody
  * has received take memory of their receiver.
  *

@@ -23,7 +23,8 @@ namespace {
 constexpr size_t kGuardBytes = 32;
 constexpr uint8_t kGuardValue = 0xc3;
 
-// The message from one slot to another: empty, one that is sent at once, or one that waits for its receiver.
+// The message from one slot to another: empty, one that is sent at once, or one that waits for its receiver; few take many
+// parts.
 std::vector<uint8_t> message_bytes(const Program& program, uint32_t step, uint32_t from,
                                    uint32_t to) {
   const uint64_t key = mix(program.seed, 0x6d7367, step, uint64_t{from} << 32 | to);
@@ -33,6 +34,7 @@ std::vector<uint8_t> message_bytes(const Program& program, uint32_t step, uint32
   if (draw < 5) bytes = 0;
   if (draw >= 60) bytes = MEP_MESSAGE_EAGER_BYTES - 16 + random.below(33);
   if (draw >= 85) bytes = random.below(400'000);
+  if (draw >= 97) bytes = random.below(4'000'000);
   std::vector<uint8_t> message(bytes);
   make_elements(MEP_UINT8, key, bytes, message.data());
   return message;

@@ -79,6 +79,8 @@ constexpr const char* kPoints[] = {
     "message post",
     "message pulled",
     "message read",
+    "message stops",
+    "message target",
     "message withdrawn",
     "messages adopt",
     "prepare",

@@ -11,9 +11,13 @@
 //           bits 0-31   how many cells the source has posted, this one included; of a taken word: how many
 //                       the target has taken
 //
-// The n-th cell of a pair lies at place n % cells, from 0. A rank that takes another's place makes another pair, which
-// begins at 0: what its predecessor left never looks like its cells, and nothing is zeroed. Counts wrap; a source
-// is at most `cells` ahead of its reader.
+// A cell lies at place count % cells, from 0. One whose payload is larger than a place goes on over those behind it, up to
+// half of the ring's and never over its end, and counts for as many cells as it has places. Where it does not fit before
+// the end, a kSkip has the places that are left. The reader zeroes the words of the further places before the source may
+// write them again: payload never looks like a word.
+//
+// A rank that takes another's place makes another pair, which begins at 0: what its predecessor left never looks like
+// its cells. Counts wrap; a source is at most `cells` ahead of its reader.
 #pragma once
 
 #include <cstddef>
@@ -24,12 +28,13 @@ namespace mep {
 enum class CellKind : uint32_t {
   kEager = 1,  // a whole message
   kRequest,    // there is a message that does not fit a cell
-  kClear,      // to its sender: a receive has taken it, send the data
-  kData,       // the next part of it
+  kClear,      // to its sender: a receive has taken it, send the data; perhaps with a target
+  kData,       // the next part of it; without payload: all of it was put to the target
   kGone,       // its sender has withdrawn it
   kLeaving,    // the source wants to know at once how many cells were taken
   kPulled,     // to its sender: all of it was read in the sender's memory
   kConfirmed,  // its sender had not withdrawn it when that came
+  kSkip,       // nothing; its part_bytes are not there
 };
 
 struct MessageHeader {
@@ -52,6 +57,11 @@ struct MessageMemory {
 };
 static_assert(sizeof(MessageMemory) == 24);
 
+// The payload of a clear whose sender may put the data straight into the receive's buffer.
+struct MessageTarget {
+  uint64_t number = 0;  // see WindowExchange::open_target()
+};
+
 // Where things lie. Fewer and smaller cells for many ranks, for each has a ring of every other.
 struct MessageLayout {
   static constexpr size_t kLine = 64;
@@ -68,6 +78,16 @@ struct MessageLayout {
     return {ranks, 8, 1024};
   }
   constexpr size_t payload_bytes() const { return cell_bytes - kPayloadOffset; }
+  // With so many places.
+  constexpr size_t payload_bytes(uint32_t places) const {
+    return places * cell_bytes - kPayloadOffset;
+  }
+  constexpr size_t most_payload_bytes() const { return payload_bytes(cells / 2); }
+  constexpr uint32_t places(size_t payload) const {
+    return static_cast<uint32_t>((kPayloadOffset + payload + cell_bytes - 1) / cell_bytes);
+  }
+  // From the place of this count on, itself included.
+  constexpr uint32_t places_to_end(uint32_t count) const { return cells - (count & (cells - 1)); }
   constexpr size_t ring_bytes() const { return cells * cell_bytes; }
   constexpr size_t window_bytes() const { return ranks * (kLine + ring_bytes()); }
   constexpr uint64_t taken_offset(uint32_t rank) const { return rank * kLine; }

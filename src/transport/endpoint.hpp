@@ -17,21 +17,26 @@
 
 namespace mep {
 
-// A posting to a peer: bytes for one of its windows, or a word.
+// A posting to a peer: bytes for one of its windows or targets, or a word for a window.
 struct Posting {
-  uint64_t window = 0;
+  uint64_t window = 0;  // or the number of a target
   uint64_t offset = 0;  // of a signal a multiple of 8
   const void* local = nullptr;
   size_t bytes = 0;
   uint64_t word = 0;  // of a signal
   bool is_signal = false;
   bool wake = false;  // of a signal: the target's threads are woken if they sleep
+  bool is_to_target = false;
 
   static Posting put(uint64_t window, uint64_t offset, const void* local, size_t bytes) {
-    return {window, offset, local, bytes, 0, false, false};
+    return {window, offset, local, bytes, 0, false, false, false};
+  }
+  // See WindowExchange::open_target().
+  static Posting put_to_target(uint64_t target, uint64_t offset, const void* local, size_t bytes) {
+    return {target, offset, local, bytes, 0, false, false, true};
   }
   static Posting signal(uint64_t window, uint64_t offset, uint64_t word, bool wake) {
-    return {window, offset, nullptr, sizeof word, word, true, wake};
+    return {window, offset, nullptr, sizeof word, word, true, wake, false};
   }
 };
 

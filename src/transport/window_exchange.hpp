@@ -47,6 +47,14 @@ class WindowExchange {
   // Forgets the peer's window; nothing if it is not imported.
   virtual void drop_window(uint32_t slot, uint64_t window) = 0;
 
+  // Memory of the caller that this peer alone may put to, by the number that is returned, until it is closed. 0: this
+  // transport puts to windows alone. Any thread. Throws std::bad_alloc.
+  virtual uint64_t open_target(uint32_t /*slot*/, std::byte* /*memory*/, size_t /*bytes*/) {
+    return 0;
+  }
+  // Nothing lands there any more; what still comes is dropped. Any thread.
+  virtual void close_target(uint32_t /*slot*/, uint64_t /*target*/) {}
+
   // Where the peer's window can be read and written in place until it is dropped; null: it cannot be, or it is
   // not imported.
   virtual std::byte* map(uint32_t /*slot*/, uint64_t /*window*/) const { return nullptr; }

@@ -28,7 +28,9 @@ void one(std::span<const std::byte> input) {
         require(frame.bytes <= mep::tcp::kMaxPutBytes &&
                 frame.offset + frame.bytes >= frame.offset);
         if (frame.kind == mep::tcp::FrameKind::kSignal) require(frame.offset % 8 == 0);
-        const size_t data = frame.kind == mep::tcp::FrameKind::kPut ? frame.bytes : 0;
+        const bool has_data =
+            frame.kind == mep::tcp::FrameKind::kPut || frame.kind == mep::tcp::FrameKind::kTarget;
+        const size_t data = has_data ? frame.bytes : 0;
         if (used + data > bytes.size()) return;
         bytes = bytes.subspan(used + data);
       }

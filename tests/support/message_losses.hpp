@@ -353,16 +353,18 @@ inline void lost_in_a_transfer(const Loss& loss, uint64_t after_us, int rank, me
   if (rank == 2) return transfer_until(loss, after_us, comm, found);
   const Bounded bounded(found);
   OneWay victim;
+  Inbox inbox(kLargeBytes);
   for (uint64_t round = 0; victim.lives() && !found.bad(); ++round) {
     if (rank == 1) {
       victim.note(send_bytes(kLargeBytes, round, 2, 1, comm), loss, found);
       continue;
     }
-    Inbox inbox(kLargeBytes);
     victim.note(receive(inbox, 2, 1, comm), loss, found);
     if (victim.lives()) inbox.check(kLargeBytes, round, found);
   }
+  const Inbox as_it_was = inbox;
   go_on_after(loss, rank, {0, 1}, comm, found);
+  inbox.check_same(as_it_was, found);
 }
 
 // One round of a storm with one other rank.

@@ -11,6 +11,8 @@ namespace mep_test {
 
 inline constexpr uint32_t kForever = 0xffffffff;
 inline constexpr size_t kEagerBytes = MEP_MESSAGE_EAGER_BYTES;
+// Waits for its receiver, also where it is not put into memory of it.
+inline constexpr size_t kLeastAnnounced = (size_t{64} << 10) + 1;
 inline constexpr size_t kLargeBytes = (size_t{1} << 20) + 3;
 // Calls that end "at once", or when a peer has gone, do so long before: the timeouts are twice as long.
 inline constexpr uint64_t kBoundedNs = 30'000'000'000;
@@ -77,6 +79,13 @@ class Inbox {
   }
   void check_untouched(Report& report, int line = __builtin_LINE()) const {
     check_untouched_from(0, report, line);
+  }
+  // Nothing was written since it looked like `before`.
+  void check_same(const Inbox& before, Report& report, int line = __builtin_LINE()) const {
+    if (memory_ == before.memory_) return;
+    size_t at = 0;
+    while (memory_[at] == before.memory_[at]) ++at;
+    report.add("line %d: byte %zu was written after the call had returned", line, at);
   }
   // Behind the room, whatever is in it.
   void check_guard(Report& report, int line = __builtin_LINE()) const {

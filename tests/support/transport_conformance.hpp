@@ -482,6 +482,62 @@ inline void many_windows_body(Rank& rank) {
   RANK_CHECK(rank, rank.own_word(kDataWindow, 0).load(std::memory_order_acquire) > 0);
 }
 
+// Puts land in a target while it is open; what comes later is dropped, and disturbs no other target.
+inline void targets_body(Rank& rank) {
+  constexpr size_t kBytes = 100'000;
+  RANK_CHECK(rank, rank.add_window(kWorldWindowId, 4096));
+  RANK_CHECK(rank, rank.add_window(kDataWindow, 4096));
+  const uint32_t peer = Rank::slot(1 - rank.number());
+  Transport& transport = rank.transport();
+  const auto tell = [&](uint64_t offset, uint64_t word) {
+    RANK_CHECK(rank, post_signal(transport, peer, kDataWindow, offset, word, true) == MEP_SUCCESS);
+  };
+  if (rank.number() == 0) {
+    std::vector<std::byte> first(kBytes);
+    std::vector<std::byte> second(kBytes);
+    const uint64_t numbers[2] = {transport.open_target(peer, first.data(), kBytes),
+                                 transport.open_target(peer, second.data(), kBytes)};
+    tell(0, numbers[0] + 1);
+    tell(8, numbers[1] + 1);
+    RANK_CHECK(rank, rank.wait_word(kDataWindow, 0, 1));
+    const std::vector<std::byte> expected(kBytes,
+                                          std::byte{numbers[0] == 0 ? uint8_t{0} : uint8_t{1}});
+    RANK_CHECK(rank, first == expected && second == std::vector<std::byte>(kBytes));
+    transport.close_target(peer, numbers[0]);
+    tell(16, 1);
+    RANK_CHECK(rank, rank.wait_word(kDataWindow, 0, 2));
+    transport.close_target(peer, numbers[1]);
+    RANK_CHECK(rank, first == expected && second == expected);
+    RANK_CHECK(rank, rank.barrier());
+    return;
+  }
+  const auto word = [&](uint64_t offset) {
+    const auto& own = rank.own_word(kDataWindow, offset);
+    (void)rank.wait_for([&] { return own.load(std::memory_order_acquire) != 0; });
+    return own.load(std::memory_order_acquire);
+  };
+  const uint64_t numbers[2] = {word(0) - 1, word(8) - 1};
+  RANK_CHECK(rank, numbers[0] != UINT64_MAX && numbers[1] != UINT64_MAX);
+  const auto put_all = [&](uint64_t number, const std::vector<std::byte>& data) {
+    for (size_t at = 0, part = 10; number != 0 && at < kBytes; at += part, part *= 9) {
+      const Posting posting =
+          Posting::put_to_target(number, at, data.data() + at, std::min(part, kBytes - at));
+      Batch batch{{&posting, 1}};
+      RANK_CHECK(rank, transport.post(peer, &batch) == MEP_SUCCESS);
+    }
+  };
+  const std::vector<std::byte> ones(kBytes, std::byte{1});
+  const std::vector<std::byte> twos(kBytes, std::byte{2});
+  put_all(numbers[0], ones);
+  tell(0, 1);
+  (void)word(16);
+  put_all(numbers[0], twos);
+  put_all(numbers[1], ones);
+  tell(0, 2);
+  RANK_CHECK(rank, flush_posted(transport, peer) == MEP_SUCCESS);
+  RANK_CHECK(rank, rank.barrier());
+}
+
 template <RankKind kind>
 void put_then_signal(void**) {
   for_each_transport(kind, 3, put_signal_body);
@@ -516,6 +572,10 @@ void fenced_peers(void**) {
   for_each_transport(kind, 2, fenced_body);
 }
 template <RankKind kind>
+void targets(void**) {
+  for_each_transport(kind, 2, targets_body);
+}
+template <RankKind kind>
 void many_windows(void**) {
   for_each_transport(kind, 2, many_windows_body);
 }
@@ -525,6 +585,7 @@ void many_windows(void**) {
       cmocka_unit_test((signals_of_several_peers<kind>)),                                        \
       cmocka_unit_test((no_wake_is_lost<kind>)), cmocka_unit_test((bad_arguments<kind>)),        \
       cmocka_unit_test((renewed_windows<kind>)), cmocka_unit_test((bad_imports<kind>)),          \
-      cmocka_unit_test((fenced_peers<kind>)), cmocka_unit_test((many_windows<kind>))
+      cmocka_unit_test((fenced_peers<kind>)), cmocka_unit_test((many_windows<kind>)),            \
+      cmocka_unit_test((targets<kind>))
 
 }  // namespace mep::test

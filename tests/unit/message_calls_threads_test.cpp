@@ -495,7 +495,7 @@ void receives_that_nobody_serves(uint32_t flags) {
 // A send whose receiver does not call is withdrawn: the next receive gets what was sent after it, whether it is
 // called before that or later.
 void sends_that_nobody_receives(uint32_t flags) {
-  for (const size_t bytes : {kEagerBytes + 1, kLargeBytes}) {
+  for (const size_t bytes : {kLeastAnnounced, kLargeBytes}) {
     for (const bool receives_first : {true, false}) {
       Stages stages;
       require_on_rank_threads(2, flags, [&](int rank, mep_comm_t comm, Report& found) {

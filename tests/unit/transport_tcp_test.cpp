@@ -239,27 +239,25 @@ struct Crime {
   const char* finding;
   std::function<std::vector<std::byte>(const Victim&)> bytes;
 };
-
 std::vector<Crime> crimes() {
   const auto data = [](const Victim& v) { return Victim::token_in(v.data_blob()); };
+  const auto put = [=](uint64_t offset, uint32_t bytes) {
+    return [=](const Victim& v) { return frame_bytes(put_frame(data(v), offset, bytes), 64); };
+  };
+  const auto to_target = [](uint64_t number) {
+    return [=](const Victim&) { return frame_bytes({FrameKind::kTarget, false, 64, number}, 64); };
+  };
   const auto world = [](const Victim& v) { return Victim::token_in(v.world_blob()); };
   return {
       {"no frame", [](const Victim&) { return std::vector<std::byte>(4096, std::byte{0xee}); }},
-      {"no window",
-       [=](const Victim& v) { return frame_bytes(put_frame(data(v) + 1, 0, 64), 64); }},
       {"no window", [](const Victim&) { return frame_bytes(put_frame(0, 0, 64), 64); }},
-      {"beyond",
-       [=](const Victim& v) { return frame_bytes(put_frame(data(v), kWindowBytes - 63, 64), 64); }},
-      {"beyond",
-       [=](const Victim& v) { return frame_bytes(put_frame(data(v), kWindowBytes, 8), 8); }},
-      {"no frame",
-       [=](const Victim& v) { return frame_bytes(put_frame(data(v), UINT64_MAX - 7, 64), 64); }},
-      {"no frame",
-       [=](const Victim& v) { return frame_bytes(put_frame(data(v), 0, 0x7fffffff), 64); }},
-      {"beyond",
-       [=](const Victim& v) {
-         return frame_bytes(put_frame(data(v), 0, mep::tcp::kMaxPutBytes), 64);
-       }},
+      {"beyond", put(kWindowBytes - 63, 64)},
+      {"beyond", put(kWindowBytes, 8)},
+      {"no frame", put(UINT64_MAX - 7, 64)},
+      {"no frame", put(0, 0x7fffffff)},
+      {"beyond", put(0, mep::tcp::kMaxPutBytes)},
+      {"no target", to_target(2)},
+      {"end of its target", to_target(1)},
       {"no frame", [=](const Victim& v) { return frame_bytes(signal_frame(data(v), 4, 1)); }},
       {"beyond",
        [=](const Victim& v) { return frame_bytes(signal_frame(data(v), kWindowBytes, 1)); }},
@@ -311,6 +309,8 @@ void a_rogue_peer_harms_itself_alone(void**) {
       Rogue rogue(victim, protection, session_of(1), cipher);
       assert_true(rogue.greet());
       assert_true(eventually([&] { return victim.is_connected(kRogue); }));
+      std::byte target[63] = {};
+      assert_int_equal(victim.transport().open_target(kRogue.slot, target, 63), 1);
       rogue.send_stream(crime.bytes(victim));
       if (!failed_with(victim, kRogue, crime.finding)) fail_msg("%s", crime.finding);
       assert_true(rogue.thrown_out());

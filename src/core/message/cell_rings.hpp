@@ -3,11 +3,12 @@
 // Posted cells lie in the peer's window, cells to take in this rank's own (protocol/message_cells.hpp). A cell is
 // written again only once the peer has said that it was taken. To a peer whose window is not mapped a cell is put
 // from a mirror of its ring here, which stays as it is until then: so what a caller gives is free when post()
-// returns.
+// returns. There a cell may have several places, for each put has its price.
 //
 // All by the user's thread. Functions that write to a peer (post, tell_taken) are called inside a PostingScope.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -25,10 +26,19 @@ class CellRings {
 
   // From here on the peer is the one of these incarnations, and nothing was exchanged with it.
   void begin_pair(uint32_t peer, uint64_t own_incarnation, uint64_t peer_incarnation);
-  size_t payload_bytes() const { return layout_.payload_bytes(); }
+  // A message of so many bytes is posted whole.
+  size_t eager_bytes(uint32_t peer) const {
+    if (windows_[peer].mapped != nullptr) return layout_.payload_bytes();
+    return std::min(kMostEager, layout_.most_payload_bytes());
+  }
 
   // --- Out ---
+  // For a cell of one place.
   bool has_room(uint32_t peer);
+  // The payload for which the next cell has room, with room for one.
+  size_t room_bytes(uint32_t peer);
+  // For so many bytes, at most eager_bytes(); perhaps it has skipped the end of the ring. Inside a PostingScope.
+  bool make_room(uint32_t peer, size_t bytes);
   // With room; the header's part_bytes of payload.
   [[nodiscard]] mep_result_t post(uint32_t peer, const MessageHeader& header,
                                   const std::byte* payload);
@@ -55,11 +65,12 @@ class CellRings {
   template <typename Condition>
   bool find(uint32_t peer, MessageHeader* header, Condition&& condition) const {
     const Pair& pair = pairs_[peer];
-    for (uint32_t count = pair.taken; count != pair.taken + layout_.cells; ++count) {
-      const uint64_t at = offset_ + layout_.cell_offset(peer, count);
-      if (load_signal(windows_.data(), at) != message_word(pair.in, count + 1)) return false;
-      std::memcpy(header, windows_.data() + at + MessageLayout::kHeaderOffset, sizeof *header);
+    for (uint32_t count = pair.taken; count - pair.taken < layout_.cells;) {
+      const std::byte* const cell = windows_.data() + offset_ + layout_.cell_offset(peer, count);
+      if (load_signal(cell, 0) != message_word(pair.in, count + 1)) return false;
+      read_header(cell, count, header);
       if (condition(*header)) return true;
+      count += layout_.places(header->part_bytes);
     }
     return false;
   }
@@ -67,8 +78,12 @@ class CellRings {
     return awaited_[peer].cell + MessageLayout::kPayloadOffset;
   }
   // The cell that was looked at may be written again.
-  void take(uint32_t peer) {
-    ++pairs_[peer].taken;
+  void take(uint32_t peer, const MessageHeader& header) {
+    Pair& pair = pairs_[peer];
+    ++pair.taken;
+    for (uint32_t more = layout_.places(header.part_bytes) - 1; more != 0; --more) {
+      zero_signal(windows_.data(), offset_ + layout_.cell_offset(peer, pair.taken++));
+    }
     await_next(peer);
   }
   // So many are taken that the peer should know.
@@ -102,6 +117,10 @@ class CellRings {
                       message_word(pair.in, pair.taken + 1)};
   }
   void look_for_taken(uint32_t peer);
+  uint32_t free_places(uint32_t peer);
+  void read_header(const std::byte* cell, uint32_t count, MessageHeader* header) const;
+
+  static constexpr size_t kMostEager = size_t{64} << 10;
 
   const uint32_t rank_;
   const PeerWindows& windows_;

@@ -24,7 +24,7 @@ bool Messages::take_from(uint32_t peer) {
     }
     MEP_TEST_DELAY_POINT("message cell");
     take_cell(peer, header);
-    rings_.take(peer);
+    rings_.take(peer, header);
     moved = true;
   }
   if (moved && !rings_.has_landed(peer)) may_be_asked_ = true;
@@ -48,6 +48,8 @@ void Messages::take_cell(uint32_t peer, const MessageHeader& header) {
       return take_confirmed(peer, header);
     case CellKind::kLeaving:
       return rings_.ask_taken(peer);
+    case CellKind::kSkip:
+      return;
   }
   // A cell of no kind: nothing that this library sends.
 }
@@ -67,6 +69,11 @@ void Messages::take_clear(uint32_t peer, const MessageHeader& header) {
       [&](const MessageOperation& each) { return each.number == header.sender; });
   if (operation == nullptr) return;
   operation->peer_number = header.receiver;
+  MessageTarget target;
+  if (header.part_bytes == sizeof target) {
+    std::memcpy(&target, rings_.payload(peer), sizeof target);
+  }
+  operation->target = target.number;
   move_to(operation, State::kMoving);
 }
 
@@ -77,8 +84,12 @@ void Messages::take_data(uint32_t peer, const MessageHeader& header) {
   });
   if (operation == nullptr) return;
   if (header.part_bytes > operation->message.bytes - operation->moved_bytes) return;
-  std::memcpy(operation->to + operation->moved_bytes, rings_.payload(peer), header.part_bytes);
-  operation->moved_bytes += header.part_bytes;
+  if (header.part_bytes == 0 && operation->target != 0) {
+    operation->moved_bytes = operation->message.bytes;
+  } else {
+    std::memcpy(operation->to + operation->moved_bytes, rings_.payload(peer), header.part_bytes);
+    operation->moved_bytes += header.part_bytes;
+  }
   if (operation->moved_bytes == operation->message.bytes) end(operation, MEP_SUCCESS, "");
 }
 
@@ -99,6 +110,7 @@ void Messages::take_gone(uint32_t peer, const MessageHeader& header) {
 // The message that it had taken does not come.
 void Messages::wait_again(MessageOperation* operation) {
   stop_reading(operation);
+  close_target(operation);
   forget_answer(operation);
   operation->pull = MessageOperation::Pull::kNone;
   move_to(operation, State::kWaiting);

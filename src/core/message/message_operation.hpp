@@ -59,6 +59,9 @@ struct MessageOperation {
   uint64_t number = 0;       // of the calls of this rank on the comm, from 1
   uint64_t peer_number = 0;  // of the call at the other rank that it belongs to
   uint64_t moved_bytes = 0;
+  uint64_t target = 0;      // at the receiver; 0: the data comes in cells
+  uint64_t posted = 0;      // of a send: the last put from its buffer; 0: none was
+  bool is_whole = false;    // of a send: all is put, and the receiver will know
   uint64_t flight = 0;      // its record, see FlightLog; 0: none
   mep_message_t message{};  // of a receive: what it takes; source is then its rank
   MessageMemory memory{};   // where it is read

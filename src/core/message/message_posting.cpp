@@ -28,7 +28,7 @@ MessageHeader header_of(const MessageOperation& operation, CellKind kind) {
 bool Messages::post_at_once(MessageOperation* operation) {
   const auto rank = static_cast<uint32_t>(operation->peer);
   const Peer& peer = peers_[rank];
-  if (operation->bytes > rings_.payload_bytes() || peer.incarnation == 0 || peer.has_posts()) {
+  if (operation->bytes > rings_.eager_bytes(rank) || peer.incarnation == 0 || peer.has_posts()) {
     return false;
   }
   if (comm_.world().terminal_result() != MEP_SUCCESS || !rings_.has_room(rank)) return false;
@@ -117,7 +117,14 @@ bool Messages::post_answer(uint32_t rank) {
   header.kind = is_read ? CellKind::kPulled : CellKind::kClear;
   header.sender = operation->peer_number;
   header.receiver = operation->number;
-  if (rings_.post(rank, header, nullptr) != MEP_SUCCESS) return false;
+  MessageTarget target;
+  if (!is_read && open_target(rank, operation)) {
+    target.number = operation->target;
+    header.part_bytes = sizeof target;
+  }
+  if (rings_.post(rank, header, reinterpret_cast<const std::byte*>(&target)) != MEP_SUCCESS) {
+    return false;
+  }
   forget_answer(operation);
   if (is_read) settle(rank, operation);
   return true;
@@ -132,6 +139,7 @@ bool Messages::post_leaving(uint32_t rank) {
 }
 
 bool Messages::post_eager(uint32_t rank, const MessageOperation& operation) {
+  if (!rings_.make_room(rank, operation.bytes)) return false;
   MessageHeader header = header_of(operation, CellKind::kEager);
   header.part_bytes = static_cast<uint32_t>(operation.bytes);
   return rings_.post(rank, header, operation.from) == MEP_SUCCESS;
@@ -140,7 +148,7 @@ bool Messages::post_eager(uint32_t rank, const MessageOperation& operation) {
 bool Messages::post_waiting(uint32_t rank) {
   Peer& peer = peers_[rank];
   MessageOperation* const operation = peer.waiting.first();
-  if (operation->bytes <= rings_.payload_bytes()) {
+  if (operation->bytes <= rings_.eager_bytes(rank)) {
     if (!post_eager(rank, *operation)) return false;
     end(operation, MEP_SUCCESS, "");
     return true;
@@ -159,14 +167,18 @@ bool Messages::post_waiting(uint32_t rank) {
 
 bool Messages::post_part(uint32_t rank) {
   MessageOperation* const operation = peers_[rank].moving.first();
+  const bool is_put = operation->moved_bytes == operation->bytes;
+  if (operation->target != 0 && (!is_put || operation->is_whole)) return put_part(rank, operation);
   MessageHeader header = header_of(*operation, CellKind::kData);
   header.receiver = operation->peer_number;
   header.part_bytes = static_cast<uint32_t>(
-      std::min<uint64_t>(rings_.payload_bytes(), operation->bytes - operation->moved_bytes));
+      std::min<uint64_t>(rings_.room_bytes(rank), operation->bytes - operation->moved_bytes));
   const std::byte* const part = operation->from + operation->moved_bytes;
   if (rings_.post(rank, header, part) != MEP_SUCCESS) return false;
   operation->moved_bytes += header.part_bytes;
-  if (operation->moved_bytes == operation->bytes) end(operation, MEP_SUCCESS, "");
+  operation->is_whole = operation->moved_bytes == operation->bytes;
+  if (operation->is_whole && (operation->target == 0 || is_sent(operation)))
+    end(operation, MEP_SUCCESS, "");
   return true;
 }
 

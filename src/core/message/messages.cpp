@@ -159,6 +159,11 @@ void Messages::end(MessageOperation* operation, mep_result_t result, const char*
   }
   stop_reading(operation);
   forget_answer(operation);
+  if (operation->is_send) {
+    stop_sending(operation);
+  } else {
+    close_target(operation);
+  }
   // A peer that still reads the buffer does not take what it finds there from here on for the message.
   if (operation->is_offered && is_error(result)) offered_.withdraw();
   --pending_;
@@ -174,6 +179,7 @@ void Messages::end(MessageOperation* operation, mep_result_t result, const char*
 void Messages::end_early(MessageOperation* operation, mep_result_t result, const char* text) {
   if (is_known_send(*operation)) {
     if (was_pulled(operation)) return;
+    if (operation->is_whole) return end(operation, MEP_SUCCESS, "");
     Peer& peer = peers_[static_cast<uint32_t>(operation->peer)];
     owe(&peer.verdicts, {CellKind::kGone, operation->number, 0});
   }

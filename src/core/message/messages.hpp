@@ -17,6 +17,8 @@
 //   kAnnounced  <-- pulled --       kMoving, all is read
 //   kEnded      -- confirmed -->    for a receive that has found the sender's word changed
 //
+// Over a network that has targets the data of a message is put straight into the receive's buffer (message_targets.cpp).
+//
 // A sender whose time is over withdraws what it has announced (gone): the receive that had taken it waits on. A
 // receive whose time is over is forgotten, and data that comes for it is dropped.
 //
@@ -156,6 +158,8 @@ class Messages : public SideProgress {
   static constexpr uint32_t kTurns = 8;
   // So many bytes of the messages that are read.
   static constexpr size_t kReadInTurn = size_t{256} << 10;
+  // A part that is put to a target.
+  static constexpr size_t kPutInTurn = size_t{256} << 10;
 
   // Calls (messages.cpp).
   void step_all();
@@ -236,6 +240,13 @@ class Messages : public SideProgress {
   void end_pulled(MessageOperation* operation, uint64_t receiver);
   void take_pulled(uint32_t peer, const MessageHeader& header);
   void take_confirmed(uint32_t peer, const MessageHeader& header);
+
+  // Straight into the receiver's buffer (message_targets.cpp).
+  bool open_target(uint32_t rank, MessageOperation* operation);
+  void close_target(MessageOperation* operation);
+  bool is_sent(MessageOperation* operation) const;
+  bool put_part(uint32_t rank, MessageOperation* operation);
+  void stop_sending(MessageOperation* operation);
 
   // View changes (message_changes.cpp).
   bool adopt();

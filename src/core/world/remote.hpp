@@ -70,6 +70,13 @@ struct Remote {
     return post(Posting::put(window, offset, local, bytes));
   }
 
+  // To memory that the peer has opened for this rank.
+  mep_result_t put_to_target(uint64_t target, uint64_t offset, const void* local,
+                             size_t bytes) const {
+    MEP_TEST_DELAY_POINT("put");
+    return post(Posting::put_to_target(target, offset, local, bytes));
+  }
+
   // Release: whoever reads the word with acquire sees all earlier puts of this thread to this peer.
   mep_result_t signal(uint64_t offset, uint64_t word) const {
     MEP_TEST_DELAY_POINT("signal");

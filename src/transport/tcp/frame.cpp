@@ -58,8 +58,9 @@ Parse parse_frame(std::span<const std::byte> bytes, DataFrame* out, size_t* used
   if (frame.offset + frame.bytes < frame.offset) return Parse::kMalformed;
   switch (kind) {
     case static_cast<uint8_t>(FrameKind::kPut):
+    case static_cast<uint8_t>(FrameKind::kTarget):
       if (flags != 0 || frame.bytes == 0 || frame.bytes > kMaxPutBytes) return Parse::kMalformed;
-      frame.kind = FrameKind::kPut;
+      frame.kind = static_cast<FrameKind>(kind);
       *used = kFrameHeaderBytes;
       break;
     case static_cast<uint8_t>(FrameKind::kSignal):

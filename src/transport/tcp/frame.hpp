@@ -7,6 +7,7 @@
 //   frame      u16 magic, u8 kind, u8 flags, u32 bytes, u64 token, u64 offset     then
 //                put     `bytes` bytes for the window that `token` names, at `offset`
 //                signal  a u64 word for the window, at `offset` (a multiple of 8)
+//                target  as a put, to the memory whose number is `token`
 //                mark    nothing; `offset` is a number that the receiver notes
 //
 // Little endian: both ends share a byte order or refuse each other in the hello, by its magic.
@@ -23,12 +24,12 @@ enum class Parse : uint8_t { kIncomplete, kComplete, kMalformed };
 
 // --- Frames ---------------------------------------------------------------------------------------
 
-enum class FrameKind : uint8_t { kPut = 1, kSignal = 2, kMark = 3 };
+enum class FrameKind : uint8_t { kPut = 1, kSignal = 2, kMark = 3, kTarget = 4 };
 
 struct DataFrame {
   FrameKind kind = FrameKind::kPut;
   bool wake = false;   // of a signal: wakes the target's threads
-  uint32_t bytes = 0;  // of a put: what follows the header; of a signal: 8
+  uint32_t bytes = 0;  // of a put, or to a target: what follows the header; of a signal: 8
   uint64_t token = 0;
   uint64_t offset = 0;
   uint64_t word = 0;  // of a signal

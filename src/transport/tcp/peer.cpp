@@ -20,13 +20,15 @@ constexpr size_t kCopyBytes = 4096;                  // a put up to here is copi
 constexpr size_t kSendNowBytes = size_t{128} << 10;  // more than this does not wait for a signal
 // For what is received; below the size from which malloc maps memory by itself, peer by peer.
 constexpr size_t kBufferBytes = size_t{96} << 10;
-constexpr size_t kDirectBytes = 4096;  // more than this lands without the buffer
+constexpr size_t kTargetBufferBytes = 4096;  // of it, while a target is open
+constexpr size_t kDirectBytes = 4096;        // more than this lands without the buffer
 constexpr size_t kSealedBytes = size_t{256} << 10;
 // The bytes of a record that is sent. It is sealed within the nearest cache, and a receiver moves little of one that has
 // not come whole.
 constexpr size_t kSealAtOnceBytes = size_t{16} << 10;
 static_assert(kSealAtOnceBytes <= kMaxRecordBodyBytes);
 constexpr int kMaxPieces = 64;
+constexpr int kMaxLooks = 64;  // at a socket, which others may wait for to close a target
 static_assert(kCopyBytes + kFrameHeaderBytes <= OutQueue::kMaxCopyBytes);
 
 constexpr const char* kNoMemory = "there is no memory for what waits to be sent to it";
@@ -165,9 +167,9 @@ void TcpPeer::fail_receiving(const char* reason, int error) {
   const std::lock_guard lock(out_mutex_);
   fail_sending(reason, error);
   socket_.reset();
-  target_.reset();
-  landing_ = nullptr;
-  payload_left_ = 0;
+  landing_.window.reset();
+  landing_.at = nullptr;
+  landing_.left = 0;
 }
 
 void TcpPeer::fence() {
@@ -175,9 +177,9 @@ void TcpPeer::fence() {
   state_.store(State::kFenced, std::memory_order_release);
   socket_.reset();
   forget_queued();
-  target_.reset();
-  landing_ = nullptr;
-  payload_left_ = 0;
+  landing_.window.reset();
+  landing_.at = nullptr;
+  landing_.left = 0;
   partial_bytes_ = 0;
   buffered_ = 0;
 }
@@ -203,9 +205,10 @@ void TcpPeer::queue_whole(Queue&& queue) {
   }
 }
 
-void TcpPeer::queue_put(uint64_t token, uint64_t offset, const std::byte* from, size_t bytes) {
+void TcpPeer::queue_put(FrameKind kind, uint64_t token, uint64_t offset, const std::byte* from,
+                        size_t bytes) {
   DataFrame frame;
-  frame.kind = FrameKind::kPut;
+  frame.kind = kind;
   frame.token = token;
   if (bytes <= kCopyBytes) {
     frame.offset = offset;
@@ -231,11 +234,12 @@ mep_result_t TcpPeer::check_room() {
   return queue_.bytes() <= max_queued_bytes ? MEP_SUCCESS : kWouldBlock;
 }
 
-mep_result_t TcpPeer::put(uint64_t token, uint64_t offset, const void* local, size_t bytes) {
+mep_result_t TcpPeer::put(FrameKind kind, uint64_t token, uint64_t offset, const void* local,
+                          size_t bytes) {
   const std::lock_guard lock(out_mutex_);
   MEP_TRY(check_up());
   MEP_TRY(check_room());
-  queue_whole([&] { queue_put(token, offset, static_cast<const std::byte*>(local), bytes); });
+  queue_whole([&] { queue_put(kind, token, offset, static_cast<const std::byte*>(local), bytes); });
   ++posted_;
   // A test may stop or kill this process with a part of the put sent.
   if (failpoints_armed.load(std::memory_order_relaxed)) [[unlikely]] {
@@ -360,7 +364,8 @@ bool TcpPeer::receive(const WindowExports& exports) {
   const std::unique_lock lock(in_mutex_, std::try_to_lock);
   if (!lock.owns_lock() || !socket_.valid()) return false;
   bool active = false;
-  for (bool more = true; more;) {
+  bool more = true;
+  for (int looks = 0; more && looks < kMaxLooks; ++looks) {
     const bool got = agreed_.protection == Protection::kPlain ? read_plain(exports, &more)
                                                               : read_sealed(exports, &more);
     if (!got) break;
@@ -376,17 +381,18 @@ bool TcpPeer::read_plain(const WindowExports& exports, bool* more) {
   iovec pieces[2];
   int count = 0;
   size_t direct = 0;
-  if (payload_left_ >= kDirectBytes && landing_ != nullptr) {
-    direct = payload_left_;
-    pieces[count++] = {landing_, direct};
+  // Little of what comes for a target should go through the buffer.
+  const size_t room = targets_.open.empty() ? buffer_.size() : kTargetBufferBytes;
+  if (landing_.left >= kDirectBytes && landing_.at != nullptr) {
+    direct = landing_.left;
+    pieces[count++] = {landing_.at, direct};
   }
-  pieces[count++] = {buffer_.data(), buffer_.size()};
+  pieces[count++] = {buffer_.data(), room};
   msghdr message{};
   message.msg_iov = pieces;
   message.msg_iovlen = static_cast<size_t>(count);
-  const ssize_t got = count == 1
-                          ? ::recv(socket_.get(), buffer_.data(), buffer_.size(), MSG_DONTWAIT)
-                          : ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+  const ssize_t got = count == 1 ? ::recv(socket_.get(), buffer_.data(), room, MSG_DONTWAIT)
+                                 : ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
   if (got < 0) {
     *more = errno == EINTR;
     if (!is_retry(errno) && errno != EINTR) {
@@ -400,13 +406,13 @@ bool TcpPeer::read_plain(const WindowExports& exports, bool* more) {
     return false;
   }
   auto bytes = static_cast<size_t>(got);
-  *more = bytes == direct + buffer_.size();
+  *more = bytes == direct + room;
   const size_t landed = std::min(bytes, direct);
   if (direct != 0) {
-    landing_ += landed;
-    payload_left_ -= landed;
+    landing_.at += landed;
+    landing_.left -= landed;
     bytes -= landed;
-    if (payload_left_ == 0) target_.reset();
+    if (landing_.left == 0) landing_.window.reset();
   }
   if (bytes != 0 && !take(exports, buffer_.data(), bytes)) *more = false;
   return true;
@@ -448,16 +454,16 @@ bool TcpPeer::read_sealed(const WindowExports& exports, bool* more) {
 // The next bytes of the stream of frames. False: the connection has ended by them.
 bool TcpPeer::take(const WindowExports& exports, std::byte* bytes, size_t count) {
   while (count > 0) {
-    if (payload_left_ > 0) {
-      const size_t part = std::min(count, payload_left_);
-      if (landing_ != nullptr) {
-        std::memcpy(landing_, bytes, part);
-        landing_ += part;
+    if (landing_.left > 0) {
+      const size_t part = std::min(count, landing_.left);
+      if (landing_.at != nullptr) {
+        std::memcpy(landing_.at, bytes, part);
+        landing_.at += part;
       }
-      payload_left_ -= part;
+      landing_.left -= part;
       bytes += part;
       count -= part;
-      if (payload_left_ == 0) target_.reset();
+      if (landing_.left == 0) landing_.window.reset();
       continue;
     }
     DataFrame frame;
@@ -499,6 +505,8 @@ bool TcpPeer::take_frame(const WindowExports& exports, const DataFrame& frame) {
   }
   const bool is_late =
       marked_.load(std::memory_order_relaxed) < let_in_from_.load(std::memory_order_relaxed);
+  landing_.number = 0;
+  if (frame.kind == FrameKind::kTarget) return take_target(frame, is_late);
   std::shared_ptr<Window> window;
   if (!exports.find(frame.token, &window))
     return deny("it sent a frame for no window of this rank");
@@ -512,10 +520,38 @@ bool TcpPeer::take_frame(const WindowExports& exports, const DataFrame& frame) {
   }
   if (is_late) window.reset();
   if (frame.kind == FrameKind::kSignal) return take_signal(frame, window.get(), exports);
-  payload_left_ = frame.bytes;
-  landing_ = window == nullptr ? nullptr : window->data() + frame.offset;
-  target_ = std::move(window);
+  landing_.left = frame.bytes;
+  landing_.at = window == nullptr ? nullptr : window->data() + frame.offset;
+  landing_.window = std::move(window);
   return true;
+}
+
+bool TcpPeer::take_target(const DataFrame& frame, bool is_late) {
+  if (frame.token == 0 || frame.token > targets_.last) {
+    return deny("it sent a frame for no target of this rank");
+  }
+  const auto found = std::find_if(targets_.open.begin(), targets_.open.end(),
+                                  [&](const Target& each) { return each.number == frame.token; });
+  const bool is_open = found != targets_.open.end() && !is_late;
+  if (is_open && frame.offset + frame.bytes > found->bytes) {
+    return deny("it sent a frame beyond the end of its target");
+  }
+  landing_.left = frame.bytes;
+  landing_.number = frame.token;
+  landing_.at = is_open ? found->memory + frame.offset : nullptr;
+  return true;
+}
+
+void TcpPeer::open_target(uint64_t number, std::byte* memory, size_t bytes) {
+  const std::lock_guard lock(in_mutex_);
+  targets_.open.push_back({number, memory, bytes});
+  targets_.last = std::max(targets_.last, number);
+}
+
+void TcpPeer::close_target(uint64_t number) {
+  const std::lock_guard lock(in_mutex_);
+  std::erase_if(targets_.open, [&](const Target& each) { return each.number == number; });
+  if (landing_.number == number) landing_.at = nullptr;
 }
 
 bool TcpPeer::take_signal(const DataFrame& frame, Window* window, const WindowExports& exports) {

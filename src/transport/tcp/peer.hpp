@@ -1,9 +1,9 @@
 // One peer of the tcp transport and, once it is made, the connection to it.
 //
 // Invariants
-//   - Data from a peer lands only in windows that were exported with a token that it names, inside of
-//     their bounds, and never in the doorbell. Anything else ends the connection and is evidence
-//     against that peer.
+//   - Data from a peer lands only in windows that were exported with a token that it names, and in its
+//     open targets, inside of their bounds, and never in the doorbell. Anything else ends the connection
+//     and is evidence against that peer.
 //   - After fence() nothing of the peer lands any more.
 // Locks: in_mutex_ for what is received, out_mutex_ for what is sent, both for the socket itself; in
 // this order. The windows and imports are guarded by the transport's lock, which every caller holds.
@@ -111,7 +111,9 @@ class TcpPeer {
   bool take_failure(PeerFailure* out);
 
   // Frames on their way. MEP_ERR_PEER_FAILED: the peer is not reached any more; kWouldBlock: nothing was queued.
-  [[nodiscard]] mep_result_t put(uint64_t token, uint64_t offset, const void* local, size_t bytes);
+  // `kind`: kPut, or kTarget.
+  [[nodiscard]] mep_result_t put(FrameKind kind, uint64_t token, uint64_t offset, const void* local,
+                                 size_t bytes);
   [[nodiscard]] mep_result_t signal(uint64_t token, uint64_t offset, uint64_t word, bool wake);
   // Urgent: nothing of the caller's memory is needed any more.
   Completion completion(bool is_urgent);
@@ -124,6 +126,10 @@ class TcpPeer {
   // Takes what has come, without waiting. Whether something had.
   bool receive(const WindowExports& exports);
 
+  // See WindowExchange. The numbers of all peers' targets differ and grow.
+  void open_target(uint64_t number, std::byte* memory, size_t bytes);
+  void close_target(uint64_t number);
+
   // No byte of the peer lands after this.
   void fence();
 
@@ -133,7 +139,8 @@ class TcpPeer {
   void send_queued();
   // False: the connection has ended by it.
   [[nodiscard]] bool seal_queued();
-  void queue_put(uint64_t token, uint64_t offset, const std::byte* from, size_t bytes);
+  void queue_put(FrameKind kind, uint64_t token, uint64_t offset, const std::byte* from,
+                 size_t bytes);
   template <typename Queue>
   void queue_whole(Queue&& queue);
   void forget_queued();
@@ -143,6 +150,7 @@ class TcpPeer {
   bool read_sealed(const WindowExports& exports, bool* more);
   bool take(const WindowExports& exports, std::byte* bytes, size_t count);
   bool take_frame(const WindowExports& exports, const DataFrame& frame);
+  bool take_target(const DataFrame& frame, bool is_late);
   bool take_signal(const DataFrame& frame, Window* window, const WindowExports& exports);
   bool deny(const char* what);
 
@@ -177,10 +185,23 @@ class TcpPeer {
   std::vector<std::byte> buffer_;
   size_t buffered_ = 0;  // sealed: bytes of a record that has not come whole
   std::byte partial_[kSignalBytes];
-  size_t partial_bytes_ = 0;        // of a header that has not come whole
-  size_t payload_left_ = 0;         // of the put that is landing
-  std::byte* landing_ = nullptr;    // null: its window is gone, the bytes are dropped
-  std::shared_ptr<Window> target_;  // keeps landing_ valid
+  size_t partial_bytes_ = 0;  // of a header that has not come whole
+  // The put that is landing.
+  struct Landing {
+    size_t left = 0;                 // bytes
+    std::byte* at = nullptr;         // null: its window or target is gone, the bytes are dropped
+    std::shared_ptr<Window> window;  // keeps `at` valid
+    uint64_t number = 0;             // of its target; 0: it goes to a window
+  } landing_;
+  struct Target {
+    uint64_t number = 0;
+    std::byte* memory = nullptr;
+    size_t bytes = 0;
+  };
+  struct Targets {
+    std::vector<Target> open;
+    uint64_t last = 0;  // that was opened
+  } targets_;
   // Until this mark has come the peer's frames are dropped. Relaxed: set by the control thread before it makes
   // the connection.
   std::atomic<uint64_t> let_in_from_{0};

@@ -245,11 +245,29 @@ void TcpTransport::drop_window(uint32_t slot, uint64_t window) {
   if (TcpPeer* peer = peer_at(slot)) peer->imports().erase(window);
 }
 
+uint64_t TcpTransport::open_target(uint32_t slot, std::byte* memory, size_t bytes) {
+  const SharedLock lock(windows_lock_);
+  TcpPeer* const peer = peer_at(slot);
+  if (peer == nullptr) return 0;
+  const uint64_t number = last_target_.fetch_add(1, std::memory_order_relaxed) + 1;
+  peer->open_target(number, memory, bytes);
+  return number;
+}
+
+void TcpTransport::close_target(uint32_t slot, uint64_t target) {
+  const SharedLock lock(windows_lock_);
+  if (TcpPeer* const peer = peer_at(slot)) peer->close_target(target);
+}
+
 // --- Data -----------------------------------------------------------------------------------------
 
 // Under windows_lock_.
 mep_result_t TcpTransport::post_one(TcpPeer* peer, const Posting& posting) {
   const uint32_t slot = peer->identity().slot;
+  if (posting.is_to_target) {
+    return peer->put(FrameKind::kTarget, posting.window, posting.offset, posting.local,
+                     posting.bytes);
+  }
   const auto& imports = peer->imports();
   const auto found = imports.find(posting.window);
   if (found == imports.end()) {
@@ -267,7 +285,7 @@ mep_result_t TcpTransport::post_one(TcpPeer* peer, const Posting& posting) {
     if (posting.local == nullptr) {
       return fail(MEP_ERR_INVALID_ARGUMENT, "a put of %zu bytes has no source", posting.bytes);
     }
-    return peer->put(import.token, posting.offset, posting.local, posting.bytes);
+    return peer->put(FrameKind::kPut, import.token, posting.offset, posting.local, posting.bytes);
   }
   if (posting.offset % sizeof posting.word != 0) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "a signal at offset %llu, which is no multiple of 8",

@@ -58,6 +58,8 @@ class TcpTransport final : public Transport, private PeerEvents {
   [[nodiscard]] mep_result_t import_window(uint32_t slot, uint64_t window, size_t bytes,
                                            std::span<const std::byte> blob, UniqueFd fd) override;
   void drop_window(uint32_t slot, uint64_t window) override;
+  uint64_t open_target(uint32_t slot, std::byte* memory, size_t bytes) override;
+  void close_target(uint32_t slot, uint64_t target) override;
 
   [[nodiscard]] mep_result_t post(uint32_t slot, Batch* batch) override;
   [[nodiscard]] mep_result_t completion(uint32_t slot, bool is_urgent, Completion* out) override;
@@ -109,6 +111,7 @@ class TcpTransport final : public Transport, private PeerEvents {
   std::vector<std::unique_ptr<TcpPeer>> peers_;  // by slot, null: none
   std::vector<TcpPeer*> connected_;
   WindowExports exports_;
+  std::atomic<uint64_t> last_target_{0};  // relaxed: a count
 
   // Some peer has a failure to tell. Release, acquire: of which, its own mutex guards.
   std::atomic<bool> any_failed_{false};
