@@ -31,7 +31,7 @@ TASKS = [
      r"mep_recover_ranks|mep_comm_grow|mep_comm_join|mep_comm_attach"),
     ("failures", "Failures and membership", "Find out what failed and who is in; agree, leave a rank out, end what is pending. "
      "[What a failure looks like](../../guide/failures.md) is the guide.",
-     r"MEP_OP_INPUT_INTACT|mep_op_info_\w+|mep_comm_last_op|mep_peer_state_t|mep_comm_stats\w*|MEP_PEER_ALIVE|mep_comm_peer_state|mep_view_\w+|mep_comm_\w*view\w*|mep_comm_agree|mep_comm_evict|mep_comm_revoke"),
+     r"MEP_OP_INPUT_INTACT|mep_op_info_\w+|mep_comm_last_op|mep_peer_state_t|mep_comm_stats\w*|MEP_PEER_ALIVE|mep_comm_peer_state|mep_view_\w+|mep_comm_\w*view\w*|mep_comm_lost_ranks|mep_comm_forget_lost|mep_comm_agree|mep_comm_evict|mep_comm_revoke"),
     ("collectives-with-counts", "Collectives with counts", "Forms in which each rank's block has a length of its own.",
      r"mep_(allgatherv|gatherv|scatterv|reduce_scatterv|alltoallv)"),
     ("collectives", "Collectives", "Operations that all ranks of a communicator call.",
@@ -114,6 +114,8 @@ mep_comm_last_op: ask how the last operation ended and which ranks were missing
 mep_comm_stats: count calls, bytes, errors and changes of the members
 mep_comm_peer_state: ask what is known of a rank: alive, slow, suspected, dead
 mep_comm_view: list the members
+mep_comm_lost_ranks: see which ranks have gone, in the order of a stream
+mep_comm_forget_lost: forget the losses that were shown
 mep_comm_wait_view: wait for a change of the members
 mep_comm_set_view_callback: be called after a change of the members
 mep_comm_agree: agree on a flag although ranks die
