@@ -53,8 +53,17 @@ struct Cta {
   uint32_t workers, left;
 };
 
+// A message goes by as many lanes as it has pieces for. A piece fills the threads of a block once.
+__device__ uint64_t chunk_of(const CollLayout& layout, uint64_t bytes) {
+  constexpr uint64_t kLeast = uint64_t{kThreads} * 16;
+  constexpr uint64_t kLines = uint64_t{kMessageLanes} * 16;
+  const uint64_t even = (bytes + kLines - 1) / kLines * 16;
+  return even <= kLeast ? kLeast : min(even, layout.message_chunk_bytes);
+}
+
 __device__ uint64_t slots_of(const CollLayout& layout, uint64_t bytes, uint32_t lane) {
-  const uint64_t chunks = (bytes + layout.message_chunk_bytes - 1) / layout.message_chunk_bytes;
+  const uint64_t chunk = chunk_of(layout, bytes);
+  const uint64_t chunks = (bytes + chunk - 1) / chunk;
   return chunks <= lane ? 1 : (chunks - lane + kMessageLanes - 1) / kMessageLanes;
 }
 
@@ -139,10 +148,10 @@ struct Part {
   uint64_t at, bytes;
 };
 __device__ Part part_of(const CollLayout& layout, const Worker& worker, uint64_t bytes) {
-  const uint64_t chunk = worker.lane + uint64_t{worker.slot} * kMessageLanes;
-  const uint64_t at = chunk * layout.message_chunk_bytes;
+  const uint64_t chunk = chunk_of(layout, bytes);
+  const uint64_t at = (worker.lane + uint64_t{worker.slot} * kMessageLanes) * chunk;
   const uint64_t left = bytes > at ? bytes - at : 0;
-  return {at, left < layout.message_chunk_bytes ? left : layout.message_chunk_bytes};
+  return {at, left < chunk ? left : chunk};
 }
 
 __device__ void fill_slot(const Batch& b, const Worker& worker) {

@@ -1,8 +1,8 @@
 // Messages between GPUs that map each other: what the host and the kernel agree on. Plain C++.
 //
 // Between two ranks there are kMessageLanes lanes each way, each a ring of kMessageSlots slots in the receiver's window
-// (CollLayout). Chunk c of a message goes by lane c % kMessageLanes; each lane has a slot of each message, so that a
-// receiver learns its length. The first slot of a message begins with a head.
+// (CollLayout). Chunk c of a message goes by lane c % kMessageLanes, and follows in size from the message's; each lane has
+// a slot of each message, so that a receiver learns its length. The first slot of a message begins with a head.
 //
 //   sent    word in the receiver's window, written by the sender: slots that it has filled
 //   taken   word in the sender's window, written by the receiver: slots that it has emptied
