@@ -17,7 +17,6 @@ class DeviceFilter {
   [[nodiscard]] static mep_result_t parse(const std::string& text, const char* source,
                                           DeviceFilter* out);
   bool allows(const std::string& device, int port) const;
-  bool allows_everything() const { return entries_.empty(); }
 
  private:
   struct Entry {

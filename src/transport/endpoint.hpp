@@ -78,14 +78,6 @@ class Endpoint {
   // makes it readable, and the caller looks at its words once more before it sleeps. Any thread, several at
   // once. Drain::take_failure() tells what is wrong with a peer. Does not throw.
   virtual bool progress(bool before_sleep) = 0;
-
-  // Memory of the caller that puts will often read; a hint, and nothing where traits().needs_registration is
-  // false. It is forgotten as often as it is made known, and no put from it is under way then. Any thread; may
-  // take as long as pinning pages takes. MEP_ERR_NO_MEMORY: puts from it are copied.
-  [[nodiscard]] virtual mep_result_t register_memory(const void* /*memory*/, size_t /*bytes*/) {
-    return MEP_SUCCESS;
-  }
-  virtual void unregister_memory(const void* /*memory*/) {}
 };
 
 }  // namespace mep

@@ -1,5 +1,5 @@
 // labels: quick threads tsan asan
-// Shared memory from a peer is checked before it is mapped, source memory is read-only for peers,
+// Shared memory from a peer is checked before it is mapped, sealed memory is read-only for other processes,
 // and nothing is left over: no file, no descriptor, no mapping.
 #include <dirent.h>
 #include <fcntl.h>
@@ -10,8 +10,8 @@
 #include <set>
 
 #include "support/transport_rig.hpp"
+#include "transport/host_memory.hpp"
 #include "transport/memfd.hpp"
-#include "transport/source_memory.hpp"
 
 #ifndef MFD_HUGETLB
 #define MFD_HUGETLB 0x0004U
@@ -19,10 +19,8 @@
 
 namespace {
 
+using mep::HostMemory;
 using mep::Mapping;
-using mep::SourceImports;
-using mep::SourceMemory;
-using mep::SourceView;
 using mep::UniqueFd;
 using mep::Window;
 using mep::WindowExport;
@@ -220,31 +218,25 @@ void one_window_cycle(const char* name, int cycle) {
   if (cycle % 3 == 1) pair.user->remove_peer(1);
 }
 
-void one_source_cycle(int cycle) {
-  SourceMemory source(100);
-  SourceImports imports;
-  void* memory = nullptr;
-  uint64_t id = 0;
-  assert_int_equal(source.allocate(30000, &memory), MEP_SUCCESS);
-  WindowExport exported;
-  assert_int_equal(source.export_allocation(1, &exported), MEP_SUCCESS);
-  assert_int_equal(imports.import(3, 100, 1, cycle % 2 == 0, exported.blob, std::move(exported.fd)),
-                   MEP_SUCCESS);
-  if (cycle % 3 == 0) imports.drop(3, 100, 1);
-  if (cycle % 3 == 1) imports.drop_peer(3);
-  if (cycle % 2 == 0) assert_int_equal(source.free(memory, &id), MEP_SUCCESS);
+void one_allocation_cycle() {
+  HostMemory allocator;
+  void* freed = nullptr;
+  void* left = nullptr;
+  assert_int_equal(allocator.allocate(30000, &freed), MEP_SUCCESS);
+  assert_int_equal(allocator.allocate(30000, &left), MEP_SUCCESS);
+  assert_int_equal(allocator.free(freed, nullptr), MEP_SUCCESS);
 }
 
 void nothing_accumulates(void**) {
   one_window_cycle("shm", 0);  // what is made once per process
   one_window_cycle("inproc", 0);
-  one_source_cycle(0);
+  one_allocation_cycle();
   const size_t descriptors = open_descriptors();
   const size_t mappings = shared_mappings();
   for (int cycle = 0; cycle < 1000; ++cycle) {
     one_window_cycle("shm", cycle);
     one_window_cycle("inproc", cycle);
-    one_source_cycle(cycle);
+    one_allocation_cycle();
   }
   assert_int_equal(open_descriptors(), descriptors);
   assert_int_equal(shared_mappings(), mappings);
@@ -271,10 +263,10 @@ void a_killed_process_leaves_no_file(void**) {
   assert_true(child >= 0);
   if (child == 0) {
     std::shared_ptr<Window> window;
-    SourceMemory source(5);
+    HostMemory allocator;
     void* memory = nullptr;
     if (Window::create(mep::kWorldWindowId, 1 << 20, &window) != MEP_SUCCESS) _exit(2);
-    if (source.allocate(1 << 20, &memory) != MEP_SUCCESS) _exit(3);
+    if (allocator.allocate(1 << 20, &memory) != MEP_SUCCESS) _exit(3);
     std::memset(window->data(), 1, 1 << 20);
     std::memset(memory, 1, 1 << 20);
     const char byte = 1;
@@ -298,137 +290,56 @@ void a_killed_process_leaves_no_file(void**) {
   }
 }
 
-// Tries all that a peer could do with the descriptor; 0: it could change nothing.
-int attack(const WindowExport& exported, std::byte* readable) {
-  const int fd = exported.fd.get();
+// Tries all that another process could do with the descriptor; 0: it could change nothing.
+int attack(int fd, std::byte* readable) {
   const char byte = 'x';
-  if ((fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDONLY) return 9;
-  if (pwrite(fd, &byte, 1, 0) >= 0) return 10;
+  if (pwrite(fd, &byte, 1, 0) >= 0 || errno != EPERM) return 10;
   if (mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) != MAP_FAILED) return 11;
   if (mprotect(readable, 4096, PROT_READ | PROT_WRITE) == 0) return 12;
   if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) == 0) return 13;
   if (ftruncate(fd, 0) == 0) return 14;
-  char path[64];
-  std::snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-  // The same user may open it anew for writing; the seal holds there too.
-  const UniqueFd writable(open(path, O_RDWR | O_CLOEXEC));
-  if (!writable.valid()) return 0;
-  if (pwrite(writable.get(), &byte, 1, 0) >= 0 || errno != EPERM) return 15;
-  if (mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, writable.get(), 0) != MAP_FAILED) {
-    return 16;
-  }
-  void* again = mmap(nullptr, 4096, PROT_READ, MAP_SHARED, writable.get(), 0);
-  if (again != MAP_FAILED && mprotect(again, 4096, PROT_READ | PROT_WRITE) == 0) return 17;
-  if (fallocate(writable.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) == 0)
-    return 18;
-  if (ftruncate(writable.get(), 0) == 0) return 19;
-  if (fcntl(writable.get(), F_ADD_SEALS, F_SEAL_WRITE) == 0) return 20;
+  if (fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE) == 0) return 15;
   return 0;
 }
 
-void source_memory_is_read_only_for_peers(void**) {
-  SourceMemory source(0x77);
-  void* memory = nullptr;
-  assert_int_equal(source.allocate(100000, &memory), MEP_SUCCESS);
-  auto* bytes = static_cast<std::byte*>(memory);
-  for (size_t i = 0; i < 100000; ++i) bytes[i] = pattern(1, i);
-  WindowExport exported;
-  assert_int_equal(source.export_allocation(1, &exported), MEP_SUCCESS);
+void read_only_memory_is_written_by_its_owner_alone(void**) {
+  constexpr size_t kBytes = 100000;
+  UniqueFd fd;
+  Mapping own;
+  assert_int_equal(mep::create_memfd("test", kBytes, &fd), MEP_SUCCESS);
+  assert_int_equal(Mapping::of(fd.get(), kBytes, true, &own), MEP_SUCCESS);
+  assert_int_equal(mep::seal_memfd(fd.get(), true), MEP_SUCCESS);
+  for (size_t i = 0; i < kBytes; ++i) own.data()[i] = pattern(1, i);  // the owner still writes
   const pid_t child = fork();
   assert_true(child >= 0);
   if (child == 0) {
-    SourceImports imports;
-    SourceView view;
-    UniqueFd fd(fcntl(exported.fd.get(), F_DUPFD_CLOEXEC, 0));
-    if (imports.import(4, 0x77, 1, false, exported.blob, std::move(fd)) != MEP_SUCCESS) _exit(2);
-    if (imports.find(4, 0x77, 1, 0, 100000, &view) != MEP_SUCCESS) _exit(3);
-    for (size_t i = 0; i < 100000; ++i) {
-      if (view.data[i] != pattern(1, i)) _exit(4);
+    Mapping view;
+    if (Mapping::of(fd.get(), kBytes, true, &view) == MEP_SUCCESS) _exit(2);
+    if (Mapping::of(fd.get(), kBytes, false, &view) != MEP_SUCCESS) _exit(3);
+    for (size_t i = 0; i < kBytes; ++i) {
+      if (view.data()[i] != pattern(1, i)) _exit(4);
     }
-    _exit(attack(exported, const_cast<std::byte*>(view.data)));
+    _exit(attack(fd.get(), view.data()));
   }
   assert_true(mep::test::wait_for_child(child));
-  for (size_t i = 0; i < 100000; ++i) assert_true(bytes[i] == pattern(1, i));
-  bytes[0] = std::byte{0x5a};  // the owner still writes
-  assert_int_equal(source.free(memory, nullptr), MEP_SUCCESS);
+  for (size_t i = 0; i < kBytes; ++i) assert_true(own.data()[i] == pattern(1, i));
 }
 
-void source_memory_is_found_by_address(void**) {
-  SourceMemory source(1);
-  constexpr size_t kBytes = 5000;
-  std::vector<std::byte*> starts;
-  for (int i = 0; i < 20; ++i) {
-    void* memory = nullptr;
-    assert_int_equal(source.allocate(kBytes, &memory), MEP_SUCCESS);
-    assert_int_equal(reinterpret_cast<uintptr_t>(memory) % mep::page_bytes(), 0);
-    starts.push_back(static_cast<std::byte*>(memory));
-  }
-  for (size_t i = 0; i < starts.size(); ++i) {
-    SourceMemory::Place place;
-    assert_true(source.find(starts[i] + 17, kBytes - 17, &place));
-    assert_int_equal(place.allocation, i + 1);
-    assert_int_equal(place.offset, 17);
-    assert_true(source.find(starts[i] + kBytes, 0, &place));
-    assert_false(source.find(starts[i] + 17, kBytes - 16, &place));
-    assert_false(source.find(starts[i], SIZE_MAX, &place));
-    assert_false(source.find(starts[i] + kBytes + 1, 0, &place));
-  }
-  SourceMemory::Place place;
-  assert_false(source.find(&place, 1, &place));
-  assert_false(source.find(nullptr, 1, &place));
-  uint64_t id = 0;
-  assert_int_equal(source.free(starts[3] + 1, &id), MEP_ERR_INVALID_ARGUMENT);
-  assert_int_equal(source.free(starts[3], &id), MEP_SUCCESS);
-  assert_int_equal(id, 4);
-  assert_int_equal(source.free(starts[3], &id), MEP_ERR_INVALID_ARGUMENT);
-  assert_false(source.find(starts[3], 1, &place));
-  WindowExport exported;
-  assert_int_equal(source.export_allocation(4, &exported), MEP_ERR_NOT_FOUND);
+void host_memory_is_zeroed_and_freed_by_its_start(void**) {
+  HostMemory allocator;
   void* memory = nullptr;
-  assert_int_equal(source.allocate(0, &memory), MEP_ERR_INVALID_ARGUMENT);
-  assert_int_equal(source.allocate(SIZE_MAX, &memory), MEP_ERR_INVALID_ARGUMENT);
-}
-
-void source_imports_check_and_keep(void**) {
-  for (const bool same_process : {false, true}) {
-    SourceMemory source(0x99);
-    SourceImports imports;
-    void* memory = nullptr;
-    assert_int_equal(source.allocate(6000, &memory), MEP_SUCCESS);
-    std::memset(memory, 0x42, 6000);
-    WindowExport exported;
-    assert_int_equal(source.export_allocation(1, &exported), MEP_SUCCESS);
-    const auto import = [&](uint64_t incarnation, uint64_t allocation, UniqueFd fd) {
-      return imports.import(2, incarnation, allocation, same_process, exported.blob, std::move(fd));
-    };
-    const auto fd = [&] { return UniqueFd(fcntl(exported.fd.get(), F_DUPFD_CLOEXEC, 0)); };
-    SourceView view;
-    assert_int_equal(imports.find(2, 0x99, 1, 0, 1, &view), MEP_ERR_NOT_FOUND);
-    assert_int_equal(import(0x98, 1, fd()), MEP_ERR_DENIED);
-    assert_int_equal(import(0x99, 2, fd()), MEP_ERR_DENIED);
-    if (!same_process) {
-      assert_int_equal(import(0x99, 1, UniqueFd()), MEP_ERR_DENIED);
-      assert_int_equal(import(0x99, 1, memfd_of(4096, F_SEAL_SHRINK)), MEP_ERR_MISMATCH);
-      assert_int_equal(import(0x99, 1, memfd_of(8192, 0)), MEP_ERR_DENIED);
-    }
-    assert_int_equal(imports.size(), 0);
-    assert_int_equal(import(0x99, 1, fd()), MEP_SUCCESS);
-    assert_int_equal(import(0x99, 1, fd()), MEP_SUCCESS);
-    assert_int_equal(imports.size(), 1);
-    assert_int_equal(imports.find(2, 0x99, 1, 0, 6001, &view), MEP_ERR_INVALID_ARGUMENT);
-    assert_int_equal(imports.find(2, 0x99, 1, 6001, 0, &view), MEP_ERR_INVALID_ARGUMENT);
-    assert_int_equal(imports.find(2, 0x99, 1, UINT64_MAX, 2, &view), MEP_ERR_INVALID_ARGUMENT);
-    assert_int_equal(imports.find(2, 0x99, 1, 8, SIZE_MAX - 4, &view), MEP_ERR_INVALID_ARGUMENT);
-    assert_int_equal(imports.find(3, 0x99, 1, 0, 1, &view), MEP_ERR_NOT_FOUND);
-    assert_int_equal(imports.find(2, 0x99, 1, 5999, 1, &view), MEP_SUCCESS);
-    assert_int_equal(view.data == static_cast<std::byte*>(memory) + 5999, same_process);
-    // Freed and dropped, but still in use here.
-    assert_int_equal(source.free(memory, nullptr), MEP_SUCCESS);
-    imports.drop(2, 0x99, 1);
-    assert_true(*view.data == std::byte{0x42});
-    assert_int_equal(imports.find(2, 0x99, 1, 0, 1, &view), MEP_ERR_NOT_FOUND);
-    if (same_process) assert_int_equal(import(0x99, 1, fd()), MEP_ERR_NOT_FOUND);
-  }
+  assert_int_equal(allocator.allocate(5000, &memory), MEP_SUCCESS);
+  assert_int_equal(reinterpret_cast<uintptr_t>(memory) % mep::page_bytes(), 0);
+  auto* bytes = static_cast<std::byte*>(memory);
+  for (size_t i = 0; i < 5000; ++i) assert_true(bytes[i] == std::byte{0});
+  bytes[4999] = std::byte{0x42};
+  assert_int_equal(allocator.free(bytes + 1, nullptr), MEP_ERR_INVALID_ARGUMENT);
+  std::shared_ptr<const void> kept;
+  assert_int_equal(allocator.free(memory, &kept), MEP_SUCCESS);
+  assert_true(bytes[4999] == std::byte{0x42});
+  assert_int_equal(allocator.free(memory, nullptr), MEP_ERR_INVALID_ARGUMENT);
+  assert_int_equal(allocator.allocate(0, &memory), MEP_ERR_INVALID_ARGUMENT);
+  assert_int_equal(allocator.allocate(SIZE_MAX, &memory), MEP_ERR_INVALID_ARGUMENT);
 }
 
 }  // namespace
@@ -442,9 +353,8 @@ int main() {
       cmocka_unit_test(inproc_memory_outlives_its_owner),
       cmocka_unit_test(nothing_accumulates),
       cmocka_unit_test(a_killed_process_leaves_no_file),
-      cmocka_unit_test(source_memory_is_read_only_for_peers),
-      cmocka_unit_test(source_memory_is_found_by_address),
-      cmocka_unit_test(source_imports_check_and_keep),
+      cmocka_unit_test(read_only_memory_is_written_by_its_owner_alone),
+      cmocka_unit_test(host_memory_is_zeroed_and_freed_by_its_start),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -1,4 +1,4 @@
-// Memory of the library: source memory on hosts, memory of the GPU on communicators with one.
+// Memory of the library: of the host, or of the GPU on communicators with one.
 #include "core/api/api_guard.hpp"
 #include "core/comm/gpu_backend.hpp"
 
@@ -11,7 +11,7 @@ mep_result_t free_memory(mep_comm_t comm, void* memory, std::shared_ptr<const vo
   GpuBackend* const gpu = comm->backend->gpu_backend();
   const mep_result_t freed = gpu == nullptr ? MEP_ERR_NOT_FOUND : gpu->free(memory, kept);
   if (freed == MEP_ERR_NOT_FOUND) {
-    MEP_TRY(world.source_memory().free(memory, nullptr, kept));
+    MEP_TRY(world.host_memory().free(memory, kept));
   } else {
     MEP_TRY(freed);
   }
@@ -45,7 +45,7 @@ mep_result_t mep_mem_alloc(mep_comm_t comm, size_t bytes, void** memory) {
     if (gpu != nullptr) {
       MEP_TRY(gpu->allocate(bytes, memory));
     } else {
-      MEP_TRY(comm->comm->world().source_memory().allocate(bytes, memory));
+      MEP_TRY(comm->comm->world().host_memory().allocate(bytes, memory));
     }
     comm->comm->world().count_allocation(1);
     return MEP_SUCCESS;

@@ -437,10 +437,6 @@ void ControlLink::unread(Frame frame) {
   state_->pushed_back.push_front(std::move(frame));
 }
 
-bool ControlLink::has_buffered_input() const {
-  return !state_->buffer.empty() || !state_->pushed_back.empty();
-}
-
 void ControlLink::shutdown() {
   State& state = *state_;
   {

@@ -84,8 +84,6 @@ class ControlLink {
   [[nodiscard]] mep_result_t receive(const std::function<bool(Frame&)>& handler);
   // Puts back a frame that is for another handler: the next receive() begins with it.
   void unread(Frame frame);
-  // Whether bytes are left in the link that receive() would look at without reading the socket.
-  bool has_buffered_input() const;
 
   // Closes both directions; the peer sees the end of the stream.
   void shutdown();

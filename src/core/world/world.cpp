@@ -45,7 +45,6 @@ World::World(const ResolvedConfig& config, SelfDescription self, TransportSet tr
           ControlThread::Parts{config_, peers_, view_, end_, admissions_, windows_})),
       admissions_(*control_, end_, peers_.self_slot()),
       windows_(peers_, *control_, view_, end_, admissions_),
-      source_memory_(peers_.identity().incarnation),
       recorder_(FlightRecorder::open(config_, peers_.self_slot())) {}
 
 mep_result_t World::open(const ResolvedConfig& config, Mesh mesh, TransportSet transports,

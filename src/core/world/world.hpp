@@ -32,7 +32,7 @@
 #include "core/world/world_view.hpp"
 #include "core/world/world_windows.hpp"
 #include "mep.h"
-#include "transport/source_memory.hpp"
+#include "transport/host_memory.hpp"
 
 namespace mep {
 
@@ -145,7 +145,7 @@ class World : public std::enable_shared_from_this<World> {
   // asking.
   bool take_comm_id(uint64_t id);
 
-  SourceMemory& source_memory() { return source_memory_; }
+  HostMemory& host_memory() { return host_memory_; }
   void count_allocation(int change);
   uint32_t allocations() const { return allocations_.load(std::memory_order_relaxed); }
 
@@ -162,8 +162,8 @@ class World : public std::enable_shared_from_this<World> {
   WorldWindows windows_;
   YieldGauge yield_gauge_;
   WaitPolicy wait_policy_;
-  SourceMemory source_memory_;
-  std::atomic<uint32_t> allocations_{0};  // of source memory, not freed yet
+  HostMemory host_memory_;
+  std::atomic<uint32_t> allocations_{0};  // of mep_mem_alloc, not freed yet
   std::unique_ptr<RequestEvent> request_event_;
   std::unique_ptr<ProgressThread> progress_thread_;
   PendingComms pending_comms_;

@@ -100,9 +100,6 @@ struct FloatScale {
   }
   // 448 * scale is finite for every finite maximum.
   static void cap(uint8_t*, size_t, const void*, size_t) {}
-  static float get(const void* scales, size_t group) {
-    return static_cast<const float*>(scales)[group];
-  }
 };
 
 struct Ue8m0Scale {
@@ -122,11 +119,6 @@ struct Ue8m0Scale {
     constexpr uint8_t kCodeOf256 = 0x78;
     if (static_cast<const uint8_t*>(scales)[group] != kLargestScale) return;
     for (size_t i = 0; i < count; ++i) q[i] -= (q[i] & 0x7f) == kCodeOf256 ? 1 : 0;
-  }
-  static float get(const void* scales, size_t group) {
-    const uint32_t scale = static_cast<const uint8_t*>(scales)[group];
-    if (scale == 255) return __builtin_bit_cast(float, kCanonicalNanF32);
-    return __builtin_bit_cast(float, scale == 0 ? 0x00400000u : scale << 23);
   }
 };
 
@@ -149,23 +141,6 @@ void quantize(const void* x, size_t hidden, uint8_t* q, void* scales, bool non_t
     fence_streamed();
   } else {
     quantize_row<From, Scale, false>(from, hidden, q, scales);
-  }
-}
-
-template <class To, class Scale>
-void dequantize(const uint8_t* q, const void* scales, size_t hidden, void* out) {
-  using E4m3 = Float8Format<E4M3Format>;
-  uint8_t* to = static_cast<uint8_t*>(out);
-  for (size_t group = 0, i = 0; i < hidden; ++group) {
-    const float scale = Scale::get(scales, group);
-    const size_t end = hidden - i < kGroup ? hidden : i + kGroup;
-    for (; i + kLanes <= end; i += kLanes) {
-      To::store(to + i * To::kElement, E4m3::load(q + i) * scale);
-    }
-    if (i == end) continue;
-    const F32 last = load_partial<E4m3>(q + i, end - i) * scale;
-    store_partial<To>(to + i * To::kElement, last, (end - i) * To::kElement);
-    i = end;
   }
 }
 

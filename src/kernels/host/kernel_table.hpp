@@ -13,7 +13,6 @@ using ToF32Function = void (*)(const void* in, float* out, size_t count);
 using FromF32Function = void (*)(const float* in, void* out, size_t count);
 using QuantizeFunction = void (*)(const void* x, size_t hidden, uint8_t* q, void* scales,
                                   bool non_temporal);
-using DequantizeFunction = void (*)(const uint8_t* q, const void* scales, size_t hidden, void* out);
 using CombineFunction = void (*)(void* out, const void* const* rows, const float* weights,
                                  size_t n_rows, size_t hidden, bool non_temporal);
 
@@ -26,8 +25,6 @@ struct KernelTable {
   FromF32Function from_f32[kDtypeSlots];
   QuantizeFunction quantize[kDtypeSlots];        // scales: float
   QuantizeFunction quantize_ue8m0[kDtypeSlots];  // scales: uint8_t
-  DequantizeFunction dequantize[kDtypeSlots];
-  DequantizeFunction dequantize_ue8m0[kDtypeSlots];
   CombineFunction combine[kDtypeSlots];
   void (*copy_past_caches)(void* destination, const void* source, size_t bytes);
 };

@@ -98,16 +98,6 @@ void quantize_e4m3_ue8m0_row(mep_dtype_t dtype, const void* x, size_t hidden, ui
   run(active_kernels().quantize_ue8m0, dtype, x, hidden, q, scales, non_temporal);
 }
 
-void dequantize_e4m3_row(mep_dtype_t dtype, const uint8_t* q, const float* scales, size_t hidden,
-                         void* out) {
-  run(active_kernels().dequantize, dtype, q, scales, hidden, out);
-}
-
-void dequantize_e4m3_ue8m0_row(mep_dtype_t dtype, const uint8_t* q, const uint8_t* scales,
-                               size_t hidden, void* out) {
-  run(active_kernels().dequantize_ue8m0, dtype, q, scales, hidden, out);
-}
-
 void combine_rows(mep_dtype_t dtype, void* out, const void* const* rows, const float* weights,
                   size_t n_rows, size_t hidden, bool non_temporal) {
   run(active_kernels().combine, dtype, out, rows, weights, n_rows, hidden, non_temporal);

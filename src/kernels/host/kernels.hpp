@@ -31,7 +31,7 @@ constexpr size_t scale_groups(size_t hidden) {
   return (hidden + kScaleGroup - 1) / kScaleGroup;
 }
 
-// The types of tokens: what quantise takes, dequantise gives and combine works on.
+// The types of tokens: what quantise takes and combine works on.
 constexpr bool is_float16_or_32(mep_dtype_t dtype) {
   return dtype == MEP_FLOAT16 || dtype == MEP_BFLOAT16 || dtype == MEP_FLOAT32;
 }
@@ -78,17 +78,10 @@ void quantize_e4m3_row(mep_dtype_t dtype, const void* x, size_t hidden, uint8_t*
 void quantize_e4m3_ue8m0_row(mep_dtype_t dtype, const void* x, size_t hidden, uint8_t* q,
                              uint8_t* scales, bool non_temporal);
 
-// out[i] = q[i] * scale of its group, in float32, rounded once to `dtype` (f16, bf16, f32).
-void dequantize_e4m3_row(mep_dtype_t dtype, const uint8_t* q, const float* scales, size_t hidden,
-                         void* out);
-void dequantize_e4m3_ue8m0_row(mep_dtype_t dtype, const uint8_t* q, const uint8_t* scales,
-                               size_t hidden, void* out);
-
 // acc = +0; for each row in order acc = acc + (weights[r] * rows[r][i]), product and sum each
 // rounded to float32; out[i] = acc rounded once to `dtype` (f16, bf16, f32). weights NULL: all 1. A
 // bias is one more row of weight 1. n_rows 0 gives zeros. `out` may be one of the rows. Rows up to
-// kCombineFastRows are streamed at memory speed; more are right, and slower.
-inline constexpr size_t kCombineFastRows = 16;
+// 16 are streamed at memory speed; more are right, and slower.
 void combine_rows(mep_dtype_t dtype, void* out, const void* const* rows, const float* weights,
                   size_t n_rows, size_t hidden, bool non_temporal);
 

@@ -53,8 +53,6 @@ constexpr void set_type(KernelTable* table, Arithmetic<F, Math>) {
   if constexpr (is_float16_or_32(kDtype)) {
     table->quantize[kDtype] = quantize<F, FloatScale>;
     table->quantize_ue8m0[kDtype] = quantize<F, Ue8m0Scale>;
-    table->dequantize[kDtype] = dequantize<F, FloatScale>;
-    table->dequantize_ue8m0[kDtype] = dequantize<F, Ue8m0Scale>;
     table->combine[kDtype] = combine<F>;
   }
 }

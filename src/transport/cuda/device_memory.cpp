@@ -363,11 +363,6 @@ mep_result_t copy_to_device(void* to, const void* from, size_t bytes) {
   return check(cudaStreamSynchronize(nullptr), "copying to the GPU");
 }
 
-mep_result_t copy_from_device(void* to, const void* from, size_t bytes) {
-  MEP_TRY(check(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "copying from the GPU"));
-  return MEP_SUCCESS;
-}
-
 mep_result_t copy_in_order(void* to, const void* from, size_t bytes, void* stream) {
   return check(
       cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)),

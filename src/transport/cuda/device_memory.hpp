@@ -119,9 +119,8 @@ class PinnedRange {
 // Whether the stream is one of that GPU, which is the thread's. CUDA itself launches on any GPU's stream.
 [[nodiscard]] mep_result_t check_stream_device(int32_t device, const void* stream);
 
-// Both return when the bytes have arrived.
+// Returns when the bytes have arrived.
 [[nodiscard]] mep_result_t copy_to_device(void* to, const void* from, size_t bytes);
-[[nodiscard]] mep_result_t copy_from_device(void* to, const void* from, size_t bytes);
 // Either way, in the order of the stream; `from` in ordinary memory may be written again at once.
 [[nodiscard]] mep_result_t copy_in_order(void* to, const void* from, size_t bytes, void* stream);
 [[nodiscard]] mep_result_t synchronize_stream(void* stream);

@@ -48,9 +48,6 @@ class Mailbox {
   void set_bytes(uint32_t at, std::span<const uint8_t> from) {
     for (size_t i = 0; i < from.size(); ++i) data_[at / 8 + i] = from[i];
   }
-  std::span<const uint8_t> bytes_at(uint32_t at, size_t count) const {
-    return {data_.data() + at / 8, count};
-  }
 
   uint8_t* data() { return data_.data(); }
   const uint8_t* data() const { return data_.data(); }

@@ -230,9 +230,6 @@ MEP_HOST_DEVICE constexpr uint16_t counter_of(Big32 counter_opcode) {
 MEP_HOST_DEVICE constexpr CompletionOpcode opcode_of(Big32 counter_opcode) {
   return static_cast<CompletionOpcode>(counter_opcode.value() >> 4 & 0xf);
 }
-MEP_HOST_DEVICE constexpr bool owner_of(Big32 counter_opcode) {
-  return (counter_opcode.value() & 1) != 0;
-}
 
 // A NIC's report of the request that failed.
 struct QueueError {

@@ -23,84 +23,54 @@ RegistrationCache::RegistrationCache(Registrar* registrar, size_t limit_bytes)
     : registrar_(registrar), limit_bytes_(limit_bytes) {}
 
 RegistrationCache::~RegistrationCache() {
-  for (auto& [begin, entry] : declared_) registrar_->remove(&entry.registration);
+  for (auto& [begin, entry] : adopted_) registrar_->remove(&entry.registration);
   for (Cached& entry : cached_) registrar_->remove(&entry.registration);
-}
-
-mep_result_t RegistrationCache::declare(const void* memory, size_t bytes) {
-  if (memory == nullptr || bytes == 0) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "no memory to register");
-  }
-  const std::lock_guard lock(mutex_);
-  const auto present = declared_.find(address_of(memory));
-  if (present != declared_.end()) {
-    if (present->second.has_owner || present->second.bytes < bytes) {
-      return fail(MEP_ERR_INVALID_ARGUMENT, "memory at %p is registered with %zu bytes already",
-                  memory, present->second.bytes);
-    }
-    ++present->second.uses;
-    return MEP_SUCCESS;
-  }
-  Declared entry;
-  entry.bytes = bytes;
-  MEP_TRY(registrar_->add(memory, bytes, false, &entry.registration));
-  longest_ = std::max(longest_, bytes);
-  declared_.emplace(address_of(memory), std::move(entry));
-  return MEP_SUCCESS;
-}
-
-void RegistrationCache::withdraw(const void* memory) {
-  const std::lock_guard lock(mutex_);
-  const auto entry = declared_.find(address_of(memory));
-  if (entry == declared_.end() || entry->second.has_owner) return;
-  if (--entry->second.uses == 0) erase(entry);
 }
 
 mep_result_t RegistrationCache::adopt(const void* memory, size_t bytes,
                                       std::weak_ptr<const void> owner, Registration* out,
                                       Registration* previous) {
   const std::lock_guard lock(mutex_);
-  Declared entry;
+  Adopted entry;
   entry.bytes = bytes;
   entry.owner = std::move(owner);
-  entry.has_owner = true;
   MEP_TRY(registrar_->add(memory, bytes, true, &entry.registration));
   *out = entry.registration;
   *previous = {};
-  const auto present = declared_.find(address_of(memory));
-  if (present != declared_.end()) {
+  const auto present = adopted_.find(address_of(memory));
+  if (present != adopted_.end()) {
     *previous = present->second.registration;
-    declared_.erase(present);
+    adopted_.erase(present);
   }
   longest_ = std::max(longest_, bytes);
-  declared_.emplace(address_of(memory), std::move(entry));
+  adopted_.emplace(address_of(memory), std::move(entry));
   return MEP_SUCCESS;
 }
 
 void RegistrationCache::sweep() {
   const std::lock_guard lock(mutex_);
-  for (auto entry = declared_.begin(); entry != declared_.end();) {
+  for (auto entry = adopted_.begin(); entry != adopted_.end();) {
     const auto next = std::next(entry);
-    if (entry->second.has_owner && entry->second.owner.expired()) erase(entry);
+    if (entry->second.owner.expired()) erase(entry);
     entry = next;
   }
 }
 
-void RegistrationCache::erase(std::map<uintptr_t, Declared>::iterator entry) {
+void RegistrationCache::erase(std::map<uintptr_t, Adopted>::iterator entry) {
   registrar_->remove(&entry->second.registration);
-  declared_.erase(entry);
+  adopted_.erase(entry);
 }
 
 bool RegistrationCache::find(const void* memory, size_t bytes, Registration* out) {
   const uintptr_t wanted = address_of(memory);
   const std::lock_guard lock(mutex_);
-  // Entries may lie within others, so the nearest one before is not always the one.
-  auto entry = declared_.upper_bound(wanted);
-  while (entry != declared_.begin()) {
+  // Entries without an owner may overlap others, so the nearest one before is not always the one.
+  auto entry = adopted_.upper_bound(wanted);
+  while (entry != adopted_.begin()) {
     --entry;
     if (wanted - entry->first > longest_) return false;
     if (!holds(entry->first, entry->second.bytes, wanted, bytes)) continue;
-    if (entry->second.has_owner && entry->second.owner.expired()) {
+    if (entry->second.owner.expired()) {
       // Other memory may have taken its place.
       const auto next = std::next(entry);
       erase(entry);

@@ -1,12 +1,12 @@
-// Which local memory the HCAs know, by address: windows, memory that the caller declared, and (only if
-// the user allows it) large sources that were used before.
+// Which local memory the HCAs know, by address: windows, and (only if the user allows it) large sources that
+// were used before.
 //
 // Invariants
 //   - Memory with an owner is used only while the owner lives; what is left of it is let go then.
 //   - Cached entries that nobody uses hold at most the limit; those in use are never let go.
 //   - All functions may be called by any thread.
 //
-// Caching sources that nobody declared is unsound in general: when the caller unmaps such memory
+// Caching sources is unsound in general: when the caller unmaps such memory
 // and maps other at its place, the HCA goes on reading the old pages. So the limit is 0 by default.
 #pragma once
 
@@ -46,9 +46,6 @@ class RegistrationCache {
   RegistrationCache(const RegistrationCache&) = delete;
   RegistrationCache& operator=(const RegistrationCache&) = delete;
 
-  // Memory that the caller declares; as often as it is declared it must be withdrawn.
-  [[nodiscard]] mep_result_t declare(const void* memory, size_t bytes);
-  void withdraw(const void* memory);
   // Memory with an owner, writable for peers. An earlier entry at the same address is handed to
   // *previous (empty if there was none) instead of being let go.
   [[nodiscard]] mep_result_t adopt(const void* memory, size_t bytes,
@@ -58,10 +55,10 @@ class RegistrationCache {
   // Lets go what has lost its owner.
   void sweep();
 
-  // Declared or adopted memory that holds [memory, memory + bytes).
+  // Adopted memory that holds [memory, memory + bytes).
   bool find(const void* memory, size_t bytes, Registration* out);
 
-  // The same for memory that nobody declared. False: not cached (the limit is 0 or too small, or
+  // The same for other memory. False: not cached (the limit is 0 or too small, or
   // the memory cannot be registered). True: give_back(ticket) when the HCA has done with it.
   using Ticket = uint64_t;
   bool borrow(const void* memory, size_t bytes, Registration* out, Ticket* ticket);
@@ -70,12 +67,10 @@ class RegistrationCache {
   size_t cached_bytes() const;
 
  private:
-  struct Declared {
+  struct Adopted {
     size_t bytes = 0;
     Registration registration;
     std::weak_ptr<const void> owner;
-    bool has_owner = false;
-    uint32_t uses = 1;
   };
   struct Cached {
     uintptr_t begin = 0;
@@ -85,14 +80,14 @@ class RegistrationCache {
     Ticket ticket = 0;
   };
 
-  void erase(std::map<uintptr_t, Declared>::iterator entry);
+  void erase(std::map<uintptr_t, Adopted>::iterator entry);
   bool make_room(size_t bytes);
 
   Registrar* registrar_;
   size_t limit_bytes_;
   mutable std::mutex mutex_;  // guards all below
-  std::map<uintptr_t, Declared> declared_;
-  size_t longest_ = 0;        // bytes of the longest entry that was ever declared
+  std::map<uintptr_t, Adopted> adopted_;
+  size_t longest_ = 0;        // bytes of the longest entry that was ever adopted
   std::list<Cached> cached_;  // most recently used first
   size_t cached_bytes_ = 0;
   Ticket last_ticket_ = 0;

@@ -323,14 +323,6 @@ PeerStatus VerbsTransport::status(uint32_t slot) const {
   return {true, peer->description()};
 }
 
-mep_result_t VerbsTransport::register_memory(const void* memory, size_t bytes) {
-  return memory_->declare(memory, bytes);
-}
-
-void VerbsTransport::unregister_memory(const void* memory) {
-  memory_->withdraw(memory);
-}
-
 // --- Progress ---------------------------------------------------------------------------------------
 
 bool VerbsTransport::drain_all() {

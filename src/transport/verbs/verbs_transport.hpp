@@ -66,8 +66,6 @@ class VerbsTransport final : public Transport, private Fabric {
   [[nodiscard]] mep_result_t post(uint32_t slot, Batch* batch) override;
   [[nodiscard]] mep_result_t completion(uint32_t slot, bool is_urgent, Completion* out) override;
   bool progress(bool before_sleep) override;
-  [[nodiscard]] mep_result_t register_memory(const void* memory, size_t bytes) override;
-  void unregister_memory(const void* memory) override;
 
   // The queue pairs are gone with fence_out(); new pages besides take their worth from the keys that
   // the peer has been told.
