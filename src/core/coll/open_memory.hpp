@@ -1,4 +1,4 @@
-// When peers may read a rank's memory in the operations of a comm: from show_next() until close(), which every end of
+// When peers may read a rank's memory in the operations of a comm: from open() until close(), which every end of
 // an operation is. See pulled_blocks.hpp.
 #pragma once
 

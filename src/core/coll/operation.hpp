@@ -1,8 +1,7 @@
 // One collective operation from call to end, and the table that says what there is.
 //
 // An operation is a state machine without a thread: step() does what can be done without waiting. A
-// blocking call steps until done, a nonblocking one is stepped by later calls. A new collective is one
-// file with its step and settle functions, and one line in protocol/operations.def.
+// blocking call steps until done, a nonblocking one is stepped by later calls.
 #pragma once
 
 #include <cstddef>
@@ -60,7 +59,7 @@ struct CollectiveType : OperationFacts {
   mep_result_t (*prepare)(const Collectives& comm, Operation& operation) = nullptr;
 };
 
-// Each is defined in NAME.cpp.
+// Each is defined in NAME.cpp or collective_types.cpp.
 struct CollectiveTypes {
 #define MEP_OPERATION(name, ...) static const CollectiveType name;
 #include "protocol/operations.def"

@@ -1,5 +1,5 @@
 // Where the collectives of a communicator run: on host memory, or enqueued on the caller's
-// streams (GpuBackend). All differences between calls from the API are here and nowhere else.
+// streams (GpuBackend). Calls of the API that only a GPU has reach it by gpu_backend().
 #pragma once
 
 #include <cstddef>
@@ -44,7 +44,8 @@ class Backend {
   Backend(const Backend&) = delete;
   Backend& operator=(const Backend&) = delete;
 
-  // On hosts runs it to its end; else checks and enqueues, and never waits.
+  // On hosts runs it to its end. Else checks and enqueues; it waits only where a view change has admitted ranks, whose
+  // memory it maps first.
   [[nodiscard]] mep_result_t run(Collective kind, const CollectiveArgs& args, void* stream) {
     if (!runs_on(kind, which_)) [[unlikely]]
       return refuse(kind);

@@ -1,5 +1,5 @@
 // The memory of one buffer of an EP object of which some peers are reached through send queues, and the queues: see
-// kernels/cuda/ep_queue_layout.hpp. By the user's thread, but for keep().
+// kernels/cuda/ep/queue_layout.hpp. By the user's thread, but for keep().
 #pragma once
 
 #include <cstdint>

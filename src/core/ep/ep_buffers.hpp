@@ -56,7 +56,9 @@ class EpBuffers {
   // The memory that fill_view() showed, of all buffers; the object can only be destroyed then. Null: it goes with
   // the comm.
   virtual std::shared_ptr<const void> take_memory() { return nullptr; }
-  // Null: not this half of it; one of them is not. On GPUs check and enqueue, and never wait.
+  // Null: not this half of it; one of them is not. On GPUs check and enqueue. The first call in a new view waits until
+  // the processes of lost ranks are torn down and until windows are mapped; with MEP_EP_IN_STEP a call also waits while
+  // a view change is decided.
   [[nodiscard]] virtual mep_result_t dispatch(EpHandle& handle, const mep_dispatch_send_t* send,
                                               const mep_dispatch_receive_t* receive,
                                               void* stream) = 0;
@@ -68,7 +70,7 @@ class EpBuffers {
   // The last call, while view changes are still met.
   virtual void leave() {}
 
-  // --- The control thread, as ViewParticipant; on GPUs nothing is settled between ranks ---
+  // --- The control thread, as ViewParticipant; on GPUs only the numbers of calls are settled, with MEP_EP_IN_STEP ---
   virtual void describe(std::vector<membership::ChannelState>*) const {}
   virtual bool holds(uint64_t, uint64_t) const { return true; }
   virtual void stop() {}

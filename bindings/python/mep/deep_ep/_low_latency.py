@@ -188,4 +188,4 @@ def _use_of(handle: Any) -> Any:
 def check_host(**tensors: Optional[torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor is not None and tensor.device.type != "cpu":
-            raise NotImplementedError(f"{name} is on {tensor.device}; tensors of GPUs are not served yet")
+            raise NotImplementedError(f"{name} is on {tensor.device}; this Buffer works on the CPU: give it tensors of the CPU")

@@ -1,7 +1,8 @@
 // Collectives on streams: what the host and the kernels agree on. Plain C++.
 //
-//   CollState   device memory, one per comm and rank. Written by the host before the first operation,
-//               then only by the leader of the operation that runs: a graph captures its address.
+//   CollState   device memory, one per comm and rank: a graph captures its address. The leader of the operation that
+//               runs writes it. The host writes all of it before the first operation; later only the timeout, and
+//               while no operation runs the windows and what is registered.
 //   CollPost    pinned host memory, one per comm and rank. One writer each half; every word is whole.
 //   window      device memory that the peers write, laid out by CollLayout. Every byte has one writer.
 //

@@ -98,8 +98,8 @@ struct Arrived {
   unsigned long long rows_needed;  // up to the last row that came
 };
 
-// Advances by one operation after the other; begins with zeros. The host sets epoch, seq, use, carries
-// and credited in a view change, streams idle.
+// Advances by one operation after the other; begins with zeros. In a view change the host sets use, carries
+// and credited, in the order of the stream.
 struct EpState {
   DeviceChannel channel;
   uint32_t carries;      // the epoch has a use 0: what was dispatched before it

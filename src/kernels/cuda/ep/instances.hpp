@@ -1,5 +1,5 @@
 // Loading of the kernels, shared by the files that have instances. The top-k they exist for:
-// ep_instances.def.
+// instances.def.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -27,7 +27,7 @@ struct EpMemory {
       own;  // laid out like it and behind it: this rank's rows and terms for itself, and views
   std::byte* expanded;        // a block of EpExpandedLayout; null without
   std::byte* local;           // zeroed when made; EpState first
-  std::byte* const* peers;    // [R], the own window too
+  std::byte* const* peers;    // [R] windows; of this rank: its own, with queues null
   const uint32_t* map_first;  // [E + 1] into map_places; null: ids are places
   const uint32_t* map_places;
 };

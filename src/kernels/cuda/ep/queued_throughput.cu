@@ -1,5 +1,5 @@
 // High throughput's dispatch through send queues: layout or replay, pack, exchange. The rows of this rank for another lie
-// side by side in the outbox and in the inbox there, so one request carries them. unpack stands in ep_queued_dispatch.cu.
+// side by side in the outbox and in the inbox there, so one request carries them. unpack stands in queued_dispatch.cu.
 #include "kernels/cuda/ep/instances.hpp"
 #include "kernels/cuda/ep/queued_exchange.cuh"
 #include "kernels/cuda/ep/throughput_rows.cuh"

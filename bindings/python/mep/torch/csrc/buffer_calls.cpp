@@ -108,7 +108,8 @@ void BufferCalls::check_place(const char* name, const at::Tensor& tensor) const 
   if (is_on_gpu()) {
     throw py::value_error(where + "; this Buffer's operations run on " + device().str());
   }
-  raise(PyExc_NotImplementedError, where + "; tensors of GPUs are not served yet");
+  raise(PyExc_NotImplementedError,
+        where + "; this Buffer works on the CPU: give it tensors of the CPU");
 }
 
 void BufferCalls::check_failures() const {
