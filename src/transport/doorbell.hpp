@@ -46,8 +46,7 @@ struct alignas(64) Doorbell {
 static_assert(sizeof(Doorbell) == 64);
 constexpr uint32_t kSleeperCountMask = 0xffff;
 
-// The steps above, for tests that put delays before them: `Delays::before(step)`. W2 has no code of
-// its own.
+// The steps above, for tests that put delays before them in place of NoDelays. W2 has no code of its own.
 enum class DoorbellStep { kS1, kS2, kS3, kS4, kS5, kW1, kW3 };
 struct NoDelays {
   static void before(DoorbellStep /*step*/) {}

@@ -4,7 +4,7 @@
 Include layering by layer and by folder, definitions outside the folder that declares them, who may include
 hwloc, verbs, MPI and CUDA, the length of files, how much a class owns (classes.py), that the environment variables which are read, listed in env.cpp
 and documented are the same ones, that failpoint.cpp lists the points, the documents: links, files that are named, a row for each result, a README.md
-in each folder of src/, and the ways of calls that they show (ways.py), and how sentences begin (sentences.py). Prints one line a finding,
+in each folder of src/, and the ways of calls that they show (ways.py), what comments and pages name (names.py), and how sentences begin (sentences.py). Prints one line a finding,
 "file:line: text", and exits with 1 if there is one.
 """
 
@@ -16,6 +16,7 @@ import sys
 import classes
 import documents
 import folders
+import names
 import sentences
 import ways
 
@@ -246,11 +247,11 @@ def main():
     arguments = parser.parse_args()
     if arguments.graph:
         print(folders.graph_text(includes_of(code_of(arguments.root))))
-    findings = check_tree(arguments.root) + ways.check_ways(arguments.root)
+    findings = check_tree(arguments.root) + ways.check_ways(arguments.root) + names.check_names(arguments.root)
     for name, number, text in findings:
         print(f"{name}:{number}: {text}")
     if not findings:
-        print("layering, folders, definitions, file lengths, sizes of classes, environment variables, documents, their ways and sentences are in order")
+        print("layering, folders, definitions, file lengths, sizes of classes, environment variables, documents, their ways, names and sentences are in order")
     return 1 if findings else 0
 
 
