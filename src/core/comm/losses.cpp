@@ -11,10 +11,10 @@ Losses::Losses(uint32_t ranks)
 void Losses::note(const CommView& now) {
   for (uint32_t rank = 0; rank < ranks_; ++rank) {
     const std::atomic_ref<uint64_t> gone(this->gone()[rank]);
-    // Relaxed: only this thread writes it.
+    // Relaxed: its writers hold the lock.
     const uint64_t before = gone.load(std::memory_order_relaxed);
     const uint64_t first = before != 0 ? before : now.epoch;
-    // Release: whoever sees the view, or that its kernel was ended, finds the loss.
+    // Release: a reader that sees the view, or that its kernel was ended, finds the loss.
     gone.store(now.is_live(rank) ? 0 : first, std::memory_order_release);
   }
 }
