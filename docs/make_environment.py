@@ -20,7 +20,8 @@ once. In set-uid programs all of them are ignored.
 TAIL = """
 Outside the library: the Python package loads the library that `MEP_LIBRARY` names, `MEP_DEEP_EP=1` makes `deep_ep` of vLLM's
 processes MEP's ([guide](../guide/deep-ep.md#start-an-engine-with-it)), `MEP_NIXL_EP=1` does it with `nixl_ep`
-([guide](../guide/nixl-ep.md#start-an-engine-with-it)), and the tests take their seed from `MEP_TEST_SEED`.
+([guide](../guide/nixl-ep.md#start-an-engine-with-it)), `MEP_SGLANG=1` serves SGLang's `customized` back-end
+([guide](../guide/engines.md#sglangs-customized)), and the tests take their seed from `MEP_TEST_SEED`.
 """
 
 ENTRY = re.compile(

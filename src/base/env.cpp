@@ -42,7 +42,8 @@ constexpr std::string_view kPrefix = "MEP_";
 bool is_of_others(std::string_view name) {
   const std::string_view rest = name.substr(kPrefix.size());
   return rest == "LIBRARY" || rest == "DEEP_EP" || rest == "MOONCAKE" || rest == "NIXL_EP" ||
-         rest.starts_with("TEST_") || rest.starts_with("DEV_") || rest.starts_with("LAB_");
+         rest == "SGLANG" || rest.starts_with("TEST_") || rest.starts_with("DEV_") ||
+         rest.starts_with("LAB_");
 }
 
 // How many letters must be added, left out or changed to make one word of the other.

@@ -85,7 +85,8 @@ def check_contents(python, site, away):
     strays = [path for path in said["loaded"] if not path.startswith(str(site))]
     if not any("libmep." in path for path in said["loaded"]) or any("libmep." in path or not built for path in strays):
         sys.exit(f"libraries that are not the wheel's: {strays}, of {said['loaded']}")
-    declared = [("torch.distributed.backends", "mep", "mep.torch:register"),
+    declared = [("sglang.srt.plugins", "mep_sglang", "mep.plugins:sglang"),
+                ("torch.distributed.backends", "mep", "mep.torch:register"),
                 ("vllm.general_plugins", "mep_deep_ep", "mep.plugins:deep_ep"),
                 ("vllm.general_plugins", "mep_nixl_ep", "mep.plugins:nixl_ep")]
     if sorted(said["entries"]) != declared or said["extras"] != ["torch", "types"]:

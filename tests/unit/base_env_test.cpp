@@ -166,6 +166,7 @@ void misspelt_variables_are_named(void**) {
   setenv("MEP_TEST_ANYTHING", "1", 1);
   setenv("MEP_MOONCAKE", "sglang.launch_server", 1);
   setenv("MEP_NIXL_EP", "1", 1);
+  setenv("MEP_SGLANG", "1", 1);
   setenv("MEPHISTO", "1", 1);
   assert_true(mep::unknown_variables().empty());
   setenv("MEP_TIMEOUTMS", "5", 1);

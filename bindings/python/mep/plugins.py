@@ -16,6 +16,11 @@ def nixl_ep() -> None:
     _install("nixl_ep")
 
 
+def sglang() -> None:
+    """Serves SGLang's `--moe-a2a-backend customized` by mep.sglang where MEP_SGLANG is set and not 0."""
+    _install("sglang")
+
+
 def _install(face: str) -> bool:
     """Returns whether the environment asks for it."""
     is_asked = os.environ.get(f"MEP_{face.upper()}", "") not in ("", "0")
