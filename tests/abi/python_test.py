@@ -433,6 +433,11 @@ class Failures(unittest.TestCase):
             self.assertIn("ValueError: no such expert?\u00e9", str(caught.exception))
             self.assertEqual(caught.exception.info.failed, [1])
             self.assertEqual(comm.live, 2)
+            lost = np.full(3, 7, np.int32)
+            for shown in ([0, 1, 0], [0, 0, 0]):
+                comm.lost_ranks(lost)
+                self.assertEqual(lost.tolist(), shown)
+                comm.forget_lost()
             return comm.allreduce(np.ones(1))[0]
 
         self.assertEqual(on_threads(3, work, timeout_ms=5000), [2, None, 2])

@@ -423,13 +423,13 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         check(lib.mep_comm_peer_state(self._address, rank, ctypes.byref(state)))
         return PeerState(state.value)
 
-    def lost_ranks(self, out: Any, *, stream: Any = NO_STREAM) -> None:
-        """Writes 1 to out for each rank that has gone and is not forgotten, and 0 for the others: int32 [size], an array of
+    def lost_ranks(self, lost: Any, *, stream: Any = NO_STREAM) -> None:
+        """Writes 1 to lost for each rank that has gone and is not forgotten, and 0 for the others: int32 [size], an array of
         the GPU on a GPU communicator. There it is enqueued on stream= and returns at once: after an operation of the
         stream that a loss ended, the loss shows."""
-        given = buffer(out, writable=True)
+        given = buffer(lost, writable=True)
         if given.dtype != _abi.MEP_INT32 or given.count != self.size:
-            raise ValueError(f"out must be int32 [{self.size}]")
+            raise ValueError(f"lost must be int32 [{self.size}]")
         check(lib.mep_comm_lost_ranks(self._address, given.address, stream_address(stream)))
 
     def forget_lost(self, *, stream: Any = NO_STREAM) -> None:
