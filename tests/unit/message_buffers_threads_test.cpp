@@ -121,7 +121,7 @@ void a_receive_outlives_its_send(uint32_t flags) {
   require_on_rank_threads(2, flags, [&](int rank, mep_comm_t comm, Report& found) {
     for (int turn = 0; turn < 6 && !found.bad(); ++turn) {
       const size_t bytes = 24 * kLargeBytes;  // more than a socket takes
-      const auto seed = static_cast<uint64_t>(2 * turn);
+      const uint64_t seed = 2 * static_cast<uint64_t>(turn);
       stages.meet(0, 2 * (turn + 1), found);
       if (rank == 0) {
         auto pages = std::make_unique<Pages>(bytes, seed);
