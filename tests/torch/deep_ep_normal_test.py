@@ -402,7 +402,7 @@ def rank_refused():
             (ValueError, "must be [tokens, hidden]", dispatch(x[0])),
             (ValueError, "the scales of x", dispatch((x.to(torch.float8_e4m3fn), wrong[:2]))),
             (ValueError, "the scales of x", dispatch((x.to(torch.float8_e4m3fn), wrong.double()))),
-            (NotImplementedError, "GPUs", dispatch(x.to("meta"))),
+            (NotImplementedError, "on the CPU", dispatch(x.to("meta"))),
             (ValueError, "neither topk_idx", lambda: buffer.dispatch(x, handle=handle, topk_idx=index)),
             (ValueError, "x has 2 rows", lambda: buffer.dispatch(x[:2], handle=handle)),
             (TypeError, "that a dispatch returned", combine(handle=tuple(handle))),

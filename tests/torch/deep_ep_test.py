@@ -335,7 +335,7 @@ def refused(deep_ep, buffer, rank, ranks):
             (ValueError, "bfloat16", dispatch(x.float(), topk_idx, use_fp8=False)),
             (ValueError, "must be [tokens", dispatch(x[0], topk_idx)),
             (mep.InvalidArgumentError, "", dispatch(x, topk_idx + 100, use_fp8=False)),
-            (NotImplementedError, "GPUs", dispatch(x.to("meta"), topk_idx)),
+            (NotImplementedError, "on the CPU", dispatch(x.to("meta"), topk_idx)),
             (NotImplementedError, "use_logfmt", combine(use_logfmt=True)),
             (ValueError, "combine_wait_recv", combine(combine_wait_recv_cost_stats=torch.zeros(ranks))),
             (TypeError, "that the dispatch returned", combine(handle=tuple(handle))),
