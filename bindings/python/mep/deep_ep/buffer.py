@@ -242,7 +242,7 @@ class Buffer:
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """Writes 1 for each rank that is gone and not forgotten, and 0 for the others: int32 [ranks]. On the Buffer's GPU
         it is an operation of the current stream, and nothing waits; a graph can capture it."""
-        calls = self._calls or self._open(mask_status)
+        calls = self._calls or self._open()
         calls.mask.query(mask_status)
 
     def low_latency_clean_mask_buffer(self) -> None:
