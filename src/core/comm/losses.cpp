@@ -6,7 +6,7 @@
 namespace mep {
 
 Losses::Losses(uint32_t ranks)
-    : ranks_(ranks), own_(std::make_unique<uint64_t[]>(size_t{3} * ranks)), words_(own_.get()) {}
+    : ranks_(ranks), own_(std::make_unique<uint64_t[]>(words(ranks))), words_(own_.get()) {}
 
 void Losses::note(const CommView& now) {
   for (uint32_t rank = 0; rank < ranks_; ++rank) {
@@ -21,7 +21,7 @@ void Losses::note(const CommView& now) {
 
 void Losses::move_to(uint64_t* memory) {
   uint64_t* const to = memory != nullptr ? memory : own_.get();
-  if (to != words_) std::copy_n(words_, size_t{3} * ranks_, to);
+  if (to != words_) std::copy_n(words_, words(ranks_), to);
   words_ = to;
 }
 

@@ -22,7 +22,7 @@ class Losses {
 
   // --- Under the lock of ViewParticipants, as the control thread ---
   void note(const CommView& now);
-  static size_t bytes(uint32_t ranks) { return size_t{3} * ranks * sizeof(uint64_t); }
+  static size_t bytes(uint32_t ranks) { return words(ranks) * sizeof(uint64_t); }
   // From now on in this memory, of bytes(ranks()); null: in the object's own.
   void move_to(uint64_t* memory);
 
@@ -35,6 +35,8 @@ class Losses {
   uint64_t* forgotten() const { return words_ + size_t{2} * ranks_; }
 
  private:
+  static size_t words(uint32_t ranks) { return size_t{3} * ranks; }
+
   const uint32_t ranks_;
   const std::unique_ptr<uint64_t[]> own_;
   uint64_t* words_;

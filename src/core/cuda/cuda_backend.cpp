@@ -59,10 +59,11 @@ CudaBackend::~CudaBackend() {
 }
 
 mep_result_t CudaBackend::open_records() {
-  MEP_TRY(PinnedMemory::create(Losses::bytes(comm_.size()), &loss_memory_));
-  comm_.keep_losses_in(static_cast<uint64_t*>(loss_memory_->data()));
-  MEP_TRY(PinnedMemory::create(StreamRecords::bytes(comm_.size()), &record_memory_));
-  records().open(static_cast<std::byte*>(record_memory_->data()), comm_.size());
+  const size_t records_bytes = StreamRecords::bytes(comm_.size());  // a multiple of 8
+  MEP_TRY(PinnedMemory::create(records_bytes + Losses::bytes(comm_.size()), &record_memory_));
+  auto* const memory = static_cast<std::byte*>(record_memory_->data());
+  records().open(memory, comm_.size());
+  comm_.keep_losses_in(reinterpret_cast<uint64_t*>(memory + records_bytes));
   return MEP_SUCCESS;
 }
 

@@ -64,8 +64,7 @@ class CudaBackend : public GpuBackend {
                                          mep_result_t* lost) const;
 
  private:
-  std::shared_ptr<PinnedMemory> record_memory_;
-  std::shared_ptr<PinnedMemory> loss_memory_;
+  std::shared_ptr<PinnedMemory> record_memory_;  // of the records, and behind them of the losses
 };
 
 }  // namespace mep
