@@ -9,6 +9,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -120,13 +121,23 @@ class Transport : public Endpoint, public WindowExchange, public Drain {
   // whenever events().control is readable. Never waits.
   virtual void serve() {}
 
+  // `waits`: how many threads wait, and so make progress; meanwhile serve() leaves to them what a queue had no room
+  // for. It outlives the use of this transport. Before the first connection; never called: serve() sends at once.
+  void count_waits(const std::atomic<uint32_t>* waits) { waits_ = waits; }
+  // No thread waits any more, or none makes progress: serve() sends again. Any thread; after the count fell, in a
+  // sequentially consistent order.
+  virtual void hand_over() {}
+
  protected:
   explicit Transport(const TransportTraits& traits) : traits_(traits) {}
+  // Sequentially consistent: see hand_over().
+  bool is_waited_for() const { return waits_ != nullptr && waits_->load() != 0; }
 
   TransportEvents events_;  // set before the first add_peer() returns
 
  private:
   const TransportTraits traits_;
+  const std::atomic<uint32_t>* waits_ = nullptr;
 };
 
 using TransportFactory = std::unique_ptr<Transport> (*)(const TransportOptions& options);

@@ -194,6 +194,7 @@ void ControlThread::serve_transports() {
   // A thread that waits makes progress itself, and sooner. During a view change none may come.
   if (!network.waited_for() || membership_->phase() == membership::Phase::kChanging) {
     (void)network.progress();
+    network.hand_over();
   }
   take_failures();
   change_->drain();

@@ -40,6 +40,7 @@ mep_result_t TransportWait::add(Transport* transport, Doorbell* doorbell) {
     return fail(result_of_errno(errno), "transport %s cannot be waited for: %m", transport->name());
   }
   transports_[count] = transport;
+  transport->count_waits(&waiting_);
   // With a single transport, this rank sleeps on that one's own epoll: it spares an epoll within an epoll.
   const TransportEvents& events = transport->events();
   const bool direct =
@@ -50,6 +51,11 @@ mep_result_t TransportWait::add(Transport* transport, Doorbell* doorbell) {
   doorbell_sleeps_by_event(doorbell);
   active_.store(true, std::memory_order_release);
   return MEP_SUCCESS;
+}
+
+void TransportWait::hand_over() {
+  const uint32_t transports = count();
+  for (uint32_t i = 0; i < transports; ++i) transports_[i]->hand_over();
 }
 
 bool TransportWait::progress() {

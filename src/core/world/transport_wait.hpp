@@ -35,7 +35,11 @@ class TransportWait final : public NetworkWait {
   bool waited_for() const { return waiting_.load(std::memory_order_relaxed) != 0; }
 
   void enter() override { waiting_.fetch_add(1, std::memory_order_relaxed); }
-  void leave() override { waiting_.fetch_sub(1, std::memory_order_relaxed); }
+  void leave() override {
+    if (waiting_.fetch_sub(1) == 1) hand_over();
+  }
+  // The control thread sends what is left: no thread makes progress.
+  void hand_over();
   bool progress() override;
   void announce() override;
   void sleep(uint64_t timeout_ns) override;
@@ -48,8 +52,8 @@ class TransportWait final : public NetworkWait {
   UniqueFd event_;
   std::array<Transport*, kMaxTransports> transports_{};
   std::atomic<uint32_t> count_{0};
-  std::atomic<uint32_t> waiting_{0};
-  std::atomic<int> sleep_on_{-1};  // the epoll to sleep on
+  std::atomic<uint32_t> waiting_{0};  // threads; see Transport::count_waits()
+  std::atomic<int> sleep_on_{-1};     // the epoll to sleep on
 
   std::mutex mutex_;
   uint32_t announced_ = 0;         // threads that sleep or are about to

@@ -297,6 +297,12 @@ void TcpPeer::send_left() {
   if (lock.owns_lock()) send_queued();
 }
 
+bool TcpPeer::watch_left() {
+  const std::lock_guard lock(out_mutex_);
+  if (blocked()) events_->watch_left(identity_.slot, socket_.get());
+  return blocked();
+}
+
 bool TcpPeer::seal_queued() {
   sealed_bytes_ = sealed_sent_ = 0;
   while (!queue_.empty() && sealed_bytes_ + kSealAtOnceBytes + kRecordOverhead <= sealed_.size()) {

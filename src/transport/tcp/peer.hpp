@@ -55,6 +55,8 @@ class PeerEvents {
   // left to send.
   virtual void peer_blocked(uint32_t slot, int socket, bool again) = 0;
   virtual void peer_unblocked(uint32_t slot, int socket) = 0;
+  // The control thread is to be told, for no other thread sends.
+  virtual void watch_left(uint32_t slot, int socket) = 0;
 };
 
 // A post to a peer for which more than this waits to be sent finds the queue full. Tests lower it, while there is no world.
@@ -123,6 +125,8 @@ class TcpPeer {
   void give_up();
   // Sends what is left, if the socket has room again.
   void send_left();
+  // Has watch_left() called if something is left.
+  bool watch_left();
   // Takes what has come, without waiting. Whether something had.
   bool receive(const WindowExports& exports);
 

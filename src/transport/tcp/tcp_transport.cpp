@@ -385,6 +385,7 @@ void TcpTransport::serve() {
       greets = true;
       continue;
     }
+    if (is_waited_for()) continue;  // hand_over() asks for the event again
     const SharedLock lock(windows_lock_);
     if (data < peers_.size() && peers_[data] != nullptr) peers_[data]->send_left();
   }
@@ -420,9 +421,22 @@ void TcpTransport::peer_failed() {
   kick();
 }
 
-// A thread that sleeps in a wait is told, and the control thread in case there is none.
+// A thread that sleeps in a wait is told, and the control thread if there is none.
 void TcpTransport::peer_blocked(uint32_t slot, int socket, bool again) {
   if (!again) watch_data(slot, socket, EPOLLIN | EPOLLOUT);
+  any_blocked_.store(true);
+  if (!is_waited_for()) watch_left(slot, socket);
+}
+
+void TcpTransport::hand_over() {
+  if (!any_blocked_.load() || !any_blocked_.exchange(false)) return;
+  const SharedLock lock(windows_lock_);
+  for (TcpPeer* peer : connected_) {
+    if (peer->watch_left()) any_blocked_.store(true);
+  }
+}
+
+void TcpTransport::watch_left(uint32_t slot, int socket) {
   epoll_event event{};
   event.events = EPOLLOUT | EPOLLONESHOT;
   event.data.u64 = slot;

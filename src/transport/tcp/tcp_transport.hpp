@@ -10,8 +10,8 @@
 //   windows_lock_   shared by everything that touches peers or lets bytes land; alone for changes of
 //                   peers, imports and exports, and while windows get new pages
 //   a peer's own    see peer.hpp
-// Bytes that a socket does not take are queued and sent by whoever makes progress, or by the control thread once
-// there is room.
+// Bytes that a socket does not take are queued and sent by a thread that waits, or once there is room by the control
+// thread if none does: two threads that send to one socket keep each other from it.
 #pragma once
 
 #include <atomic>
@@ -50,6 +50,7 @@ class TcpTransport final : public Transport, private PeerEvents {
   void remove_peer(uint32_t slot) override;
   PeerStatus status(uint32_t slot) const override;
   void serve() override;
+  void hand_over() override;
 
   // A window's description tells the peer that connects where this rank listens; the first that is imported
   // begins the connection.
@@ -77,6 +78,7 @@ class TcpTransport final : public Transport, private PeerEvents {
  private:
   void peer_failed() override;
   void peer_blocked(uint32_t slot, int socket, bool again) override;
+  void watch_left(uint32_t slot, int socket) override;
   void peer_unblocked(uint32_t slot, int socket) override;
 
   // Under windows_lock_.
@@ -113,6 +115,8 @@ class TcpTransport final : public Transport, private PeerEvents {
   WindowExports exports_;
   std::atomic<uint64_t> last_target_{0};  // relaxed: a count
 
+  // Some peer's socket may have no room. Sequentially consistent: see Transport::hand_over().
+  std::atomic<bool> any_blocked_{false};
   // Some peer has a failure to tell. Release, acquire: of which, its own mutex guards.
   std::atomic<bool> any_failed_{false};
 };
