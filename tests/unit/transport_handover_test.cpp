@@ -1,5 +1,5 @@
 // labels: quick
-// What a full socket has left is sent by a thread that waits, or by the control thread once none does.
+// A thread that waits sends what is left of a full socket; the control thread does once none waits.
 #include <poll.h>
 #include <sched.h>
 
