@@ -49,6 +49,7 @@ mep_result_t publish_gathered(Collectives& comm, Operation& operation, uint64_t 
       global,
       static_cast<const std::byte*>(operation.args.send) + section * pipeline.section_bytes(),
       bytes));
+  if (section < operation.chunk_entered) return MEP_SUCCESS;
   return pipeline.signal_all(Pipeline::Word::kPosted, global);
 }
 
@@ -63,7 +64,7 @@ void copy_section(Collectives& comm, Operation& operation, uint64_t section) {
 }
 
 // Publishes the present section (operation.chunk), and the next one once all have taken the one before the present.
-Step publish_ahead(Collectives& comm, Operation& operation, uint64_t sections) {
+mep_result_t publish_ahead(Collectives& comm, Operation& operation, uint64_t sections) {
   const Pipeline& pipeline = comm.pipeline();
   while (operation.chunk_posted < sections && operation.chunk_posted <= operation.chunk + 1) {
     uint32_t cursor = 0;
@@ -71,13 +72,12 @@ Step publish_ahead(Collectives& comm, Operation& operation, uint64_t sections) {
         !pipeline.arrived_from_all(
             Pipeline::Word::kTaken,
             pipeline.first_chunk() + operation.chunk_posted - Pipeline::kRing, &cursor)) {
-      return Step::kPending;
+      return MEP_SUCCESS;
     }
-    const mep_result_t published = publish_gathered(comm, operation, operation.chunk_posted);
-    if (published != MEP_SUCCESS) return fail_step(operation, published);
+    MEP_TRY(publish_gathered(comm, operation, operation.chunk_posted));
     ++operation.chunk_posted;
   }
-  return Step::kDone;
+  return MEP_SUCCESS;
 }
 
 Step step_sections(Collectives& comm, Operation& operation) {
@@ -87,11 +87,13 @@ Step step_sections(Collectives& comm, Operation& operation) {
   if (!posting.allowed()) return Step::kPending;
   for (;;) {
     if (operation.chunk == sections) break;
-    if (publish_ahead(comm, operation, sections) == Step::kFailed) return Step::kFailed;
+    const mep_result_t published = publish_ahead(comm, operation, sections);
+    if (published != MEP_SUCCESS) return fail_step(operation, published);
     // Only the next section may be unpublished when this rank goes on to wait for the present one of the others.
     if (operation.chunk_posted <= operation.chunk) return Step::kPending;
     const uint64_t global = pipeline.first_chunk() + operation.chunk;
-    if (!pipeline.arrived_from_all(Pipeline::Word::kPosted, global, &operation.cursor)) {
+    if (operation.chunk >= operation.chunk_entered &&
+        !pipeline.arrived_from_all(Pipeline::Word::kPosted, global, &operation.cursor)) {
       return Step::kPending;
     }
     copy_section(comm, operation, operation.chunk);
@@ -119,7 +121,13 @@ Step step_large_allgather(Collectives& comm, Operation& operation) {
     return step_pulled(comm, operation, move);
   }
   return step_large_phases(
-      comm, operation, [] { return Step::kDone; }, move);
+      comm, operation,
+      [&] {
+        return post_before_entry(comm, operation, [&] {
+          return publish_ahead(comm, operation, comm.pipeline().sections_of(operation.bytes));
+        });
+      },
+      move);
 }
 
 Step step_allgather(Collectives& comm, Operation& operation) {

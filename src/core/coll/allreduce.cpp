@@ -78,12 +78,6 @@ uint64_t chunk_count(const Pipeline& pipeline, const Operation& operation) {
   return (operation.args.count + full - 1) / full;
 }
 
-// Chunks whose inputs come before the empty contribution that begins the operation: none where that goes through
-// host leaders.
-uint64_t entered_chunks(Collectives& comm) {
-  return comm.eager().through_leaders() ? 0 : Pipeline::kRing;
-}
-
 mep_result_t post_chunk(Collectives& comm, Operation& operation, uint64_t chunk) {
   const Pipeline& pipeline = comm.pipeline();
   const Slices slices = slices_of(pipeline, operation, chunk);
@@ -96,7 +90,7 @@ mep_result_t post_chunk(Collectives& comm, Operation& operation, uint64_t chunk)
       MEP_TRY(pipeline.put_in(pipeline.first_chunk() + chunk, target,
                               input + slices.first(position) * slices.element, bytes));
     }
-    if (chunk < entered_chunks(comm)) continue;
+    if (chunk < operation.chunk_entered) continue;
     MEP_TRY(pipeline.signal_one(Pipeline::Word::kPosted, pipeline.first_chunk() + chunk, target));
   }
   return MEP_SUCCESS;
@@ -156,7 +150,7 @@ Step step_chunks(Collectives& comm, Operation& operation) {
     const mep_result_t posted = post_ahead(comm, operation);
     if (posted != MEP_SUCCESS) return fail_step(operation, posted);
     const bool reducing = operation.chunk % 2 == 0;
-    if (!(reducing && chunk < entered_chunks(comm)) &&
+    if (!(reducing && chunk < operation.chunk_entered) &&
         !pipeline.arrived_from_all(reducing ? Pipeline::Word::kPosted : Pipeline::Word::kReduced,
                                    pipeline.first_chunk() + chunk, &operation.cursor)) {
       return Step::kPending;
@@ -187,17 +181,12 @@ mep_result_t prepare(const Collectives& comm, Operation& operation) {
   return MEP_SUCCESS;
 }
 
-Step begin_large(Collectives& comm, Operation& operation) {
-  const PostingScope posting = comm.posting();
-  if (!posting.allowed()) return Step::kPending;
-  if (entered_chunks(comm) == 0) return Step::kDone;
-  const mep_result_t posted = post_ahead(comm, operation);
-  return posted == MEP_SUCCESS ? Step::kDone : fail_step(operation, posted);
-}
-
 Step step_large(Collectives& comm, Operation& operation) {
   return step_large_phases(
-      comm, operation, [&] { return begin_large(comm, operation); },
+      comm, operation,
+      [&] {
+        return post_before_entry(comm, operation, [&] { return post_ahead(comm, operation); });
+      },
       [&] {
         const bool over_hosts = comm.pipeline().hosts().in_blocks();
         return over_hosts ? allreduce_over_hosts(comm, operation) : step_chunks(comm, operation);

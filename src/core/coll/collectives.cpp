@@ -119,6 +119,8 @@ void Collectives::note_number(Operation& operation) {
   operation.contributors = &adopted().live;
   const CollectiveType& type = type_of(operation);
   operation.is_small = operation.given_bytes <= eager_.payload_bytes();
+  operation.enters_directly = !operation.is_small && !type.has_counts &&
+                              eager_.may_enter_directly(/*is_rooted=*/type.is_rooted);
   if (type.only_root_gives() && operation.is_small) {
     operation.fingerprint = fingerprint_from_root(operation.kind, operation.args);
     rooted_fingerprint_ = (rooted_fingerprint_ ^ operation.fingerprint) * 0x9e3779b1u + 1;

@@ -38,7 +38,8 @@ mep_result_t EagerRing::post_to_all(const Operation& operation, const void* payl
       // Release: the control thread that copies contributions out sees the payload.
       ->store(word, std::memory_order_release);
   MEP_TEST_DELAY_POINT("eager post");
-  for (const uint32_t peer : (flags & kRooted) != 0 ? rooted_targets_ : targets_) {
+  const bool is_direct = (flags & kRooted) != 0 || operation.enters_directly;
+  for (const uint32_t peer : is_direct ? rooted_targets_ : targets_) {
     const Remote& remote = (*remotes_)[peer];
     if (bytes != 0) {
       // The own copy outlives the call, which a transport that sends later needs.

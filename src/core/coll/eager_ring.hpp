@@ -148,6 +148,10 @@ class EagerRing {
   // --- Several hosts, or a relay (the user's thread, eager_relay.cpp) ---
   // Some contributions come through host leaders, not from their ranks.
   bool through_leaders() const { return through_leaders_; }
+  // The entries of a large operation may go from rank to rank: behind data for each rank none is a message more.
+  bool may_enter_directly(bool is_rooted) const {
+    return !through_leaders_ || (groups_.all().size() == 1 && !is_rooted);
+  }
   // This rank is its host's leader, in a comm where contributions go through leaders.
   bool acts_as_leader() const { return acts_as_leader_; }
   // Host batches come to this rank: to leaders, and to all where the leader is a relay.

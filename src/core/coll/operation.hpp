@@ -81,6 +81,8 @@ struct StepState {
   uint64_t chunk = 0;         // chunks finished
   uint64_t chunk_posted = 0;  // chunks posted
   uint64_t chunk_taken = 0;   // chunks whose data is in the receive buffer
+  // Chunks that were posted before the entry: its word stands for their "posted" words.
+  uint64_t chunk_entered = 0;
   // Over several hosts: chunks reduced, and chunks whose data or acknowledgement this rank has forwarded.
   uint64_t chunk_reduced = 0;
   uint64_t chunk_relayed = 0;
@@ -94,11 +96,12 @@ struct StepState {
 struct Operation : OperationState<Operation>, StepState {
   Collective kind{};
   CollectiveArgs args;
-  size_t bytes = 0;          // args.count elements: one block
-  size_t given_bytes = 0;    // all blocks that a rank gives: its contribution
-  bool is_small = false;     // its data goes in eager slots
-  uint32_t fingerprint = 0;  // of what must be the same on all ranks
-  bool is_internal = false;  // no call of the user's: mep_comm_last_op does not report it
+  size_t bytes = 0;              // args.count elements: one block
+  size_t given_bytes = 0;        // all blocks that a rank gives: its contribution
+  bool is_small = false;         // its data goes in eager slots
+  bool enters_directly = false;  // its entry goes to each rank, behind the first data for it
+  uint32_t fingerprint = 0;      // of what must be the same on all ranks
+  bool is_internal = false;      // no call of the user's: mep_comm_last_op does not report it
   // Whose contributions are in the result: the live ranks of its epoch.
   const std::vector<uint32_t>* contributors = nullptr;
   const RetainedOperation* retained = nullptr;  // set when settled from retained contributions

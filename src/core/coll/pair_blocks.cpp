@@ -96,6 +96,7 @@ mep_result_t post_pair_section(Collectives& comm, Operation& operation, uint64_t
     if (!reaches(pipeline, block, section)) continue;
     const std::byte* data = place_of_given(operation, target) + section * pipeline.section_bytes();
     MEP_TRY(pipeline.put_in(global, target, data, pipeline.bytes_in_section(block.bytes, section)));
+    if (section < operation.chunk_entered) continue;
     MEP_TRY(pipeline.signal_one(Pipeline::Word::kPosted, global, target));
   }
   return MEP_SUCCESS;
@@ -153,7 +154,10 @@ Step take_section(Collectives& comm, Operation& operation) {
     if (!gets_from(comm, operation, source)) continue;
     const Block block = block_gotten(operation, source);
     if (!reaches(pipeline, block, section)) continue;
-    if (!pipeline.arrived(Pipeline::Word::kPosted, global, source)) return Step::kPending;
+    if (section >= operation.chunk_entered &&
+        !pipeline.arrived(Pipeline::Word::kPosted, global, source)) {
+      return Step::kPending;
+    }
     if (reduces) continue;
     MEP_TEST_DELAY_POINT("large copy");
     std::memcpy(place_of_gotten(operation, source) + section * pipeline.section_bytes(),
@@ -182,14 +186,17 @@ mep_result_t signal_taken(Collectives& comm, const Operation& operation, uint64_
 }
 
 Step step_large_pairs(Collectives& comm, Operation& operation) {
-  const auto move = [&] {
-    return move_pair_blocks(comm, operation, comm.pipeline().sections_of(operation.bytes));
-  };
+  const uint64_t sections = comm.pipeline().sections_of(operation.bytes);
+  const auto move = [&] { return move_pair_blocks(comm, operation, sections); };
   if (suits_pulling(comm, operation) && pays_pulling(comm, operation, operation.bytes)) {
     return step_pulled(comm, operation, move);
   }
   return step_large_phases(
-      comm, operation, [] { return Step::kDone; }, [&] { return enter_large(comm, operation); },
+      comm, operation,
+      [&] {
+        return post_before_entry(comm, operation,
+                                 [&] { return post_pairs_ahead(comm, operation, sections); });
+      },
       move);
 }
 

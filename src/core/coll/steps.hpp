@@ -161,7 +161,7 @@ inline Step not_root_step(Operation& operation) {
 
 // kDone once all contributions have come; operation.cursor remembers how far it looked.
 inline Step collect_small(Collectives& comm, Operation& operation) {
-  if (comm.eager().takes_batches()) [[unlikely]] {
+  if (comm.eager().takes_batches() && !operation.enters_directly) [[unlikely]] {
     const Step relayed = relay_step(comm, operation);
     if (relayed == Step::kFailed) return relayed;
     if (relayed == Step::kPending) return look_for_mismatch(comm, operation);
@@ -241,6 +241,17 @@ Step move_and_finish(Collectives& comm, Operation& operation, Move&& move) {
   if (finished != Step::kDone) return finished;
   comm.eager().note_all_entered(operation.seq);
   return Step::kDone;
+}
+
+// Where entries go to each rank: what post() can post of the first chunks goes before.
+template <typename Post>
+Step post_before_entry(Collectives& comm, Operation& operation, Post&& post) {
+  if (!operation.enters_directly) return Step::kDone;
+  const PostingScope posting = comm.posting();
+  if (!posting.allowed()) return Step::kPending;
+  operation.chunk_entered = Pipeline::kRing;
+  const mep_result_t posted = post();
+  return posted == MEP_SUCCESS ? Step::kDone : fail_step(operation, posted);
 }
 
 // A large operation between more than one rank: begin() until it is done, enter() posts contributions without data,
