@@ -66,6 +66,7 @@ constexpr const char* kPoints[] = {
     "joiner connect",
     "joiner map",
     "joiner welcomed",
+    "landing ends",
     "large copy",
     "large finish",
     "large publish",

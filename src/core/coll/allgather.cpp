@@ -4,13 +4,14 @@
 //          acknowledge by "taken". Two areas are used in turn, so section c + 2 is published after "taken"
 //          of c has come from all. For the last two sections "finished" is the acknowledgement. In one copy
 //          where that suits and pays: pulled_blocks.hpp.
-//          Over several hosts: allgather_over_hosts.cpp.
+//          Over several hosts: allgather_over_hosts.cpp. On one host whose ranks do not map each other: pair_blocks.hpp.
 #include <algorithm>
 #include <cstring>
 
 #include "core/coll/block_places.hpp"
 #include "core/coll/check.hpp"
 #include "core/coll/over_hosts.hpp"
+#include "core/coll/pair_blocks.hpp"
 #include "core/coll/pulled_blocks.hpp"
 #include "core/coll/steps.hpp"
 
@@ -49,7 +50,6 @@ mep_result_t publish_gathered(Collectives& comm, Operation& operation, uint64_t 
       global,
       static_cast<const std::byte*>(operation.args.send) + section * pipeline.section_bytes(),
       bytes));
-  if (section < operation.chunk_entered) return MEP_SUCCESS;
   return pipeline.signal_all(Pipeline::Word::kPosted, global);
 }
 
@@ -64,7 +64,7 @@ void copy_section(Collectives& comm, Operation& operation, uint64_t section) {
 }
 
 // Publishes the present section (operation.chunk), and the next one once all have taken the one before the present.
-mep_result_t publish_ahead(Collectives& comm, Operation& operation, uint64_t sections) {
+Step publish_ahead(Collectives& comm, Operation& operation, uint64_t sections) {
   const Pipeline& pipeline = comm.pipeline();
   while (operation.chunk_posted < sections && operation.chunk_posted <= operation.chunk + 1) {
     uint32_t cursor = 0;
@@ -72,12 +72,13 @@ mep_result_t publish_ahead(Collectives& comm, Operation& operation, uint64_t sec
         !pipeline.arrived_from_all(
             Pipeline::Word::kTaken,
             pipeline.first_chunk() + operation.chunk_posted - Pipeline::kRing, &cursor)) {
-      return MEP_SUCCESS;
+      return Step::kPending;
     }
-    MEP_TRY(publish_gathered(comm, operation, operation.chunk_posted));
+    const mep_result_t published = publish_gathered(comm, operation, operation.chunk_posted);
+    if (published != MEP_SUCCESS) return fail_step(operation, published);
     ++operation.chunk_posted;
   }
-  return MEP_SUCCESS;
+  return Step::kDone;
 }
 
 Step step_sections(Collectives& comm, Operation& operation) {
@@ -87,13 +88,11 @@ Step step_sections(Collectives& comm, Operation& operation) {
   if (!posting.allowed()) return Step::kPending;
   for (;;) {
     if (operation.chunk == sections) break;
-    const mep_result_t published = publish_ahead(comm, operation, sections);
-    if (published != MEP_SUCCESS) return fail_step(operation, published);
+    if (publish_ahead(comm, operation, sections) == Step::kFailed) return Step::kFailed;
     // Only the next section may be unpublished when this rank goes on to wait for the present one of the others.
     if (operation.chunk_posted <= operation.chunk) return Step::kPending;
     const uint64_t global = pipeline.first_chunk() + operation.chunk;
-    if (operation.chunk >= operation.chunk_entered &&
-        !pipeline.arrived_from_all(Pipeline::Word::kPosted, global, &operation.cursor)) {
+    if (!pipeline.arrived_from_all(Pipeline::Word::kPosted, global, &operation.cursor)) {
       return Step::kPending;
     }
     copy_section(comm, operation, operation.chunk);
@@ -116,18 +115,13 @@ Step move_blocks(Collectives& comm, Operation& operation) {
 }
 
 Step step_large_allgather(Collectives& comm, Operation& operation) {
+  if (comm.eager().is_apart()) return step_large_pairs(comm, operation);
   const auto move = [&] { return move_blocks(comm, operation); };
   if (suits_pulling(comm, operation) && pays_pulling(comm, operation, operation.bytes)) {
     return step_pulled(comm, operation, move);
   }
   return step_large_phases(
-      comm, operation,
-      [&] {
-        return post_before_entry(comm, operation, [&] {
-          return publish_ahead(comm, operation, comm.pipeline().sections_of(operation.bytes));
-        });
-      },
-      move);
+      comm, operation, [] { return Step::kDone; }, move);
 }
 
 Step step_allgather(Collectives& comm, Operation& operation) {

@@ -4,9 +4,9 @@
 //          rank order and publishes the result. The next chunk is posted before the present one is
 //          reduced. The inputs of the first two chunks are put before the empty contribution, and
 //          its word stands for their "posted" words. So a call that turns out not to match has signalled
-//          nothing that a later one could take for its own. Where contributions go through host
+//          nothing that a later one could take for its own. Where entries go through host
 //          leaders, they take another way than the inputs. There these chunks are posted after the
-//          exchange of empty contributions, like the rest. Reuse of areas: `in` of chunk c at owner t is
+//          exchange of entries, like the rest. Reuse of areas: `in` of chunk c at owner t is
 //          free for c + 2 because t's "reduced" of c has come; `out` of chunk c is free for c + 2 because
 //          everybody posts c + 2 only after it has copied c out.
 //          Over several hosts, where these are alike: allreduce_over_hosts.cpp.

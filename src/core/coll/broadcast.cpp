@@ -5,13 +5,14 @@
 //          acknowledge by "taken"; that of chunk c - 2 from all lets the root use its area again. Ends
 //          with a round of "finished", the acknowledgement of the last two. In one copy where that suits and
 //          pays: pulled_blocks.hpp.
-//          Over several hosts: broadcast_over_hosts.cpp.
+//          Over several hosts: broadcast_over_hosts.cpp. On one host whose ranks do not map each other: pair_blocks.hpp.
 #include <algorithm>
 #include <cstring>
 
 #include "core/coll/block_places.hpp"
 #include "core/coll/check.hpp"
 #include "core/coll/over_hosts.hpp"
+#include "core/coll/pair_blocks.hpp"
 #include "core/coll/pulled_blocks.hpp"
 #include "core/coll/steps.hpp"
 
@@ -109,6 +110,7 @@ Step move_chunks(Collectives& comm, Operation& operation) {
 }
 
 Step step_large_broadcast(Collectives& comm, Operation& operation) {
+  if (comm.eager().is_apart()) return step_large_pairs(comm, operation);
   const auto move = [&] { return move_chunks(comm, operation); };
   if (suits_pulling(comm, operation) && pays_pulling(comm, operation, operation.bytes)) {
     return step_pulled(comm, operation, move);

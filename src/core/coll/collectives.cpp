@@ -38,6 +38,7 @@ mep_result_t Collectives::open(std::shared_ptr<const CommView> reached) {
   eager_.open(rank(), &windows_.remotes());
   pipeline_.open(rank(), EagerRing::window_bytes(size()), &windows_.remotes());
   board_.open(rank(), board_offset(size()), &windows_.remotes());
+  buffers_.landings.open(&windows_.remotes());
   restart(adopted(), engine_.last_number() + 1);
   // Last, when nothing can fail any more: from here on the control thread finds contributions in the two.
   eager_.use_window(windows_.data());
@@ -104,7 +105,7 @@ mep_result_t Collectives::end_of_wait(Operation* operation) {
     (void)test(operation);
     return operation->result;
   }
-  open_memory_.close();
+  buffers_.close();
   return engine_.fail_without_decision(operation->seq);
 }
 
@@ -189,8 +190,8 @@ void Collectives::note_rootless(uint64_t seq) {
 }
 
 bool Collectives::finish(Operation& operation, mep_result_t result) {
-  // The caller gets the send buffer back.
-  open_memory_.close();
+  // The caller gets the buffers back.
+  buffers_.close();
   if (operation.unwritable && result == MEP_SUCCESS) {
     result = fail(MEP_ERR_INVALID_ARGUMENT, "the receive buffer of this %s cannot be written",
                   type_of(operation).name);

@@ -16,6 +16,7 @@
 #include "base/clock.hpp"
 #include "core/coll/call_board.hpp"
 #include "core/coll/eager_ring.hpp"
+#include "core/coll/landings.hpp"
 #include "core/coll/open_memory.hpp"
 #include "core/coll/operation.hpp"
 #include "core/coll/pipeline.hpp"
@@ -106,9 +107,13 @@ class Collectives : public SideProgress {
   uint32_t rank() const { return comm().rank(); }
   uint32_t size() const { return comm().size(); }
   EagerRing& eager() { return eager_; }
+  const EagerRing& eager() const { return eager_; }
   Pipeline& pipeline() { return pipeline_; }
-  OpenMemory& open_memory() { return open_memory_; }
-  const OpenMemory& open_memory() const { return open_memory_; }
+  const Pipeline& pipeline() const { return pipeline_; }
+  OpenMemory& open_memory() { return buffers_.memory; }
+  const OpenMemory& open_memory() const { return buffers_.memory; }
+  Landings& landings() { return buffers_.landings; }
+  const Landings& landings() const { return buffers_.landings; }
   CallBoard& board() { return board_; }
   const CommView& adopted() const { return engine_.adopted(); }
   PostingScope posting() { return engine_.posting(); }
@@ -187,7 +192,15 @@ class Collectives : public SideProgress {
   // The user's thread.
   EagerRing eager_;
   Pipeline pipeline_;
-  OpenMemory open_memory_;
+  // The caller's buffers, as others may use them until the operation ends.
+  struct Buffers {
+    OpenMemory memory;
+    Landings landings;
+    void close() {
+      memory.close();
+      landings.close();
+    }
+  } buffers_;
   CallBoard board_;
   CallPurpose purpose_ = CallPurpose::kCall;  // of the call that is under way
   uint32_t rooted_fingerprint_ =

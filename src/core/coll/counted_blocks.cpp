@@ -169,12 +169,26 @@ void pack_offer(Collectives& comm, const Operation& operation, size_t most) {
   blocks.contribution_bytes = bytes;
 }
 
-void pack(Collectives& comm, const Operation& operation) {
+// Behind the beginning: the targets where the blocks of others may land.
+void pack_landings(Collectives& comm, Operation& operation, size_t most) {
+  CountedBlocks& blocks = *operation.counted;
+  const size_t bytes = comm.size() * sizeof(uint64_t);
+  if (type_of(operation).takes_op || sizeof(Beginning) + bytes > most) return;
+  operation.landing_bytes = bytes;
+  if (blocks.is_whole) return comm.landings().begin();
+  open_pair_landings(comm, operation);
+  std::memcpy(blocks.contribution.data() + sizeof(Beginning), comm.landings().numbers().data(),
+              bytes);
+  blocks.contribution_bytes = sizeof(Beginning) + bytes;
+}
+
+void pack(Collectives& comm, Operation& operation) {
   CountedBlocks& blocks = *operation.counted;
   const size_t most = std::min(comm.eager().payload_bytes(), blocks.contribution.size());
   pack_blocks(comm, operation, most);
   const bool may_pull = suits_pulling(comm, operation) && reads_all(comm);
   if (may_pull && !blocks.is_whole) pack_offer(comm, operation, most);
+  if (!comm.eager().groups().all_mapped()) pack_landings(comm, operation, most);
   Beginning beginning = make_beginning(comm, operation);
   beginning.bytes = static_cast<uint32_t>(blocks.contribution_bytes);
   beginning.reads_all = may_pull ? 1 : 0;
@@ -296,6 +310,12 @@ Step step_counted_alone(Collectives& comm, Operation& operation) {
 
 size_t counted_contribution_bytes(const std::byte* contribution, size_t most) {
   return std::min<size_t>(beginning_of(contribution).bytes, most);
+}
+
+const std::byte* numbers_in_counted(const Collectives& comm, const std::byte* contribution) {
+  const size_t bytes = sizeof(Beginning) + comm.size() * sizeof(uint64_t);
+  if (counted_contribution_bytes(contribution, SIZE_MAX) != bytes) return nullptr;
+  return contribution + sizeof(Beginning);
 }
 
 // Acquires all that must be there before the operation has its number.

@@ -11,7 +11,8 @@
 //   Small  every rank's contribution fits into an eager slot: each takes its blocks out of them.
 //   Large  some rank's does not. Its slot has the beginning alone, and a flag (EagerRing::kEntryOnly): the
 //          blocks go from rank to rank as those of pair_blocks.hpp, in as many sections as the longest
-//          has (`most`). A pair of ranks exchanges words of those sections only that its block has.
+//          has (`most`). A pair of ranks exchanges words of those sections only that its block has. Where some ranks
+//          do not map each other the numbers of targets follow the beginning, by rank (landings.hpp).
 #pragma once
 
 #include "core/coll/operation.hpp"
@@ -30,6 +31,9 @@ void lay_out_counted_blocks(Collective kind, const Collectives& comm, const Coll
 
 // The length of a contribution in an eager slot of at most `most` bytes; its beginning is there in any case.
 [[nodiscard]] size_t counted_contribution_bytes(const std::byte* contribution, size_t most);
+// The numbers of targets in one that has no blocks, by rank; null: it has none.
+[[nodiscard]] const std::byte* numbers_in_counted(const Collectives& comm,
+                                                  const std::byte* contribution);
 
 template <Collective kKind>
 constexpr CollectiveType counted_blocks_type() {

@@ -68,7 +68,9 @@ mep_result_t EagerRing::relay_rest(const Operation& operation) {
 // Bytes that the batch of this host has for each contribution: all are equally long, or it is the length of the
 // longest of those whose words stand in the batch. A contribution that comes later is not looked at.
 size_t EagerRing::stride_of(const Operation& operation, const std::byte* words) const {
-  if (operation.counted == nullptr) return operation.is_small ? operation.given_bytes : 0;
+  if (operation.counted == nullptr) {
+    return operation.is_small ? operation.given_bytes : operation.landing_bytes;
+  }
   size_t longest = 0;
   for (const uint32_t source : groups_.own().ranks) {
     uint64_t word = 0;

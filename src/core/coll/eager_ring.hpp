@@ -26,6 +26,8 @@
 // batches of other hosts as they are. Each rank writes the contributions of batches into the slots of its own
 // window. That is 2 (n - 1) messages for n ranks, where each to each would be n (n - 1). A root puts its
 // contribution to all of its host directly. With two ranks nothing would be saved, so these have no relay.
+// The entries of a large operation in which all give to all do not go through it either: each goes to its rank
+// behind the first data for that rank, and so costs no message.
 //
 //   slots             [depth][size] slot_bytes
 //   acknowledgements  [size] a line
@@ -152,6 +154,8 @@ class EagerRing {
   bool may_enter_directly(bool is_rooted) const {
     return !through_leaders_ || (groups_.all().size() == 1 && !is_rooted);
   }
+  // All ranks are on one host, and some do not map each other.
+  bool is_apart() const { return groups_.all().size() == 1 && groups_.own().sharing == 0; }
   // This rank is its host's leader, in a comm where contributions go through leaders.
   bool acts_as_leader() const { return acts_as_leader_; }
   // Host batches come to this rank: to leaders, and to all where the leader is a relay.

@@ -83,6 +83,9 @@ struct StepState {
   uint64_t chunk_taken = 0;   // chunks whose data is in the receive buffer
   // Chunks that were posted before the entry: its word stands for their "posted" words.
   uint64_t chunk_entered = 0;
+  // Blocks that land in receive buffers (landings.hpp): bytes of the numbers in an entry, and parts that were put.
+  uint64_t landing_bytes = 0;
+  uint64_t parts_put = 0;
   // Over several hosts: chunks reduced, and chunks whose data or acknowledgement this rank has forwarded.
   uint64_t chunk_reduced = 0;
   uint64_t chunk_relayed = 0;

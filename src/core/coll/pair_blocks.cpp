@@ -5,12 +5,25 @@
 
 #include "core/coll/block_places.hpp"
 #include "core/coll/check.hpp"
+#include "core/coll/counted_blocks.hpp"
 #include "core/coll/pulled_blocks.hpp"
 #include "core/coll/steps.hpp"
 #include "kernels/host/kernels.hpp"
 
 namespace mep {
 namespace {
+
+constexpr size_t kLeastLanding = size_t{64} << 10;
+// A longer block saves more by landing whole than by going on before the entries have come.
+constexpr size_t kLeastToWait = size_t{512} << 10;
+
+// By rank, in the entry of `target`; null: it has none.
+const std::byte* numbers_in(const Collectives& comm, const Operation& operation, uint32_t target) {
+  const std::byte* entry = comm.contribution(operation, target);
+  if (operation.counted == nullptr) return entry;
+  return comm.eager().is_entry_only(operation.seq, target) ? numbers_in_counted(comm, entry)
+                                                           : nullptr;
+}
 
 bool is_in_place(const Collectives& comm, const Operation& operation) {
   const uint32_t rank = comm.rank();
@@ -82,18 +95,56 @@ Step settle_from_root(Collectives& comm, Operation& operation) {
 
 // --- Large ----------------------------------------------------------------------------------------
 
+// Where the blocks all have one length: entries may have the numbers of targets.
+bool may_land(const Collectives& comm, const Operation& operation) {
+  return !type_of(operation).takes_op && !comm.eager().groups().all_mapped() &&
+         comm.size() * sizeof(uint64_t) <= comm.eager().payload_bytes();
+}
+
+// This rank's entry names its targets, if all blocks have one length. The sections that go before the entry do not land there.
+void offer_landings(Collectives& comm, Operation& operation) {
+  const size_t before = operation.chunk_entered * comm.pipeline().section_bytes();
+  if (!may_land(comm, operation) || operation.bytes <= std::max(before, kLeastLanding)) return;
+  operation.landing_bytes = comm.size() * sizeof(uint64_t);
+  open_pair_landings(comm, operation);
+}
+
+// The target of the block for this rank; 0: it goes by sections. All entries are here.
+uint64_t landing_at(const Collectives& comm, const Operation& operation, uint32_t target) {
+  uint64_t number = 0;
+  if (operation.landing_bytes == 0) return number;
+  const std::byte* numbers = numbers_in(comm, operation, target);
+  if (numbers != nullptr) {
+    std::memcpy(&number, numbers + comm.rank() * sizeof number, sizeof number);
+  }
+  return number;
+}
+
 // The block goes on in this section.
 bool reaches(const Pipeline& pipeline, const Block& block, uint64_t section) {
   return block.bytes > section * pipeline.section_bytes();
+}
+
+bool gives_section(const Collectives& comm, const Operation& operation, uint32_t target,
+                   uint64_t section) {
+  return gives_to(comm, operation, target) &&
+         reaches(comm.pipeline(), block_given(operation, target), section) &&
+         (section < operation.chunk_entered || landing_at(comm, operation, target) == 0);
+}
+
+bool gets_section(const Collectives& comm, const Operation& operation, uint32_t source,
+                  uint64_t section) {
+  return gets_from(comm, operation, source) &&
+         reaches(comm.pipeline(), block_gotten(operation, source), section) &&
+         (section < operation.chunk_entered || !comm.landings().is_offered(source));
 }
 
 mep_result_t post_pair_section(Collectives& comm, Operation& operation, uint64_t section) {
   const Pipeline& pipeline = comm.pipeline();
   const uint64_t global = pipeline.first_chunk() + section;
   for (const uint32_t target : pipeline.live()) {
-    if (!gives_to(comm, operation, target)) continue;
+    if (!gives_section(comm, operation, target, section)) continue;
     const Block block = block_given(operation, target);
-    if (!reaches(pipeline, block, section)) continue;
     const std::byte* data = place_of_given(operation, target) + section * pipeline.section_bytes();
     MEP_TRY(pipeline.put_in(global, target, data, pipeline.bytes_in_section(block.bytes, section)));
     if (section < operation.chunk_entered) continue;
@@ -108,8 +159,7 @@ bool is_free(Collectives& comm, const Operation& operation, uint64_t section) {
   if (section < Pipeline::kRing) return true;
   const uint64_t before = pipeline.first_chunk() + section - Pipeline::kRing;
   return std::all_of(pipeline.live().begin(), pipeline.live().end(), [&](uint32_t target) {
-    return !gives_to(comm, operation, target) ||
-           !reaches(pipeline, block_given(operation, target), section) ||
+    return !gives_section(comm, operation, target, section) ||
            pipeline.arrived(Pipeline::Word::kTaken, before, target);
   });
 }
@@ -151,9 +201,8 @@ Step take_section(Collectives& comm, Operation& operation) {
   const bool reduces = type_of(operation).takes_op;
   for (; operation.cursor < pipeline.live().size(); ++operation.cursor) {
     const uint32_t source = pipeline.live()[operation.cursor];
-    if (!gets_from(comm, operation, source)) continue;
+    if (!gets_section(comm, operation, source, section)) continue;
     const Block block = block_gotten(operation, source);
-    if (!reaches(pipeline, block, section)) continue;
     if (section >= operation.chunk_entered &&
         !pipeline.arrived(Pipeline::Word::kPosted, global, source)) {
       return Step::kPending;
@@ -175,15 +224,55 @@ mep_result_t signal_taken(Collectives& comm, const Operation& operation, uint64_
   const Pipeline& pipeline = comm.pipeline();
   if (operation.chunk + Pipeline::kRing >= sections) return MEP_SUCCESS;
   for (const uint32_t source : pipeline.live()) {
-    if (!gets_from(comm, operation, source) ||
-        !reaches(pipeline, block_gotten(operation, source), operation.chunk + Pipeline::kRing)) {
-      continue;
-    }
+    if (!gets_section(comm, operation, source, operation.chunk + Pipeline::kRing)) continue;
     MEP_TRY(pipeline.signal_one(Pipeline::Word::kTaken, pipeline.first_chunk() + operation.chunk,
                                 source));
   }
   return MEP_SUCCESS;
 }
+
+// Puts as much as the network takes of the blocks that land at others. *all: nothing of them is left to put.
+mep_result_t put_landings(Collectives& comm, Operation& operation, bool* all) {
+  const Pipeline& pipeline = comm.pipeline();
+  const uint64_t first = operation.chunk_entered;
+  const size_t before = first * pipeline.section_bytes();
+  *all = true;
+  if (operation.landing_bytes == 0) return MEP_SUCCESS;
+  for (const uint32_t target : pipeline.live()) {
+    const uint64_t number =
+        gives_to(comm, operation, target) ? landing_at(comm, operation, target) : 0;
+    if (number == 0) continue;
+    const size_t bytes = block_given(operation, target).bytes - before;
+    bool moved = true;
+    while (moved && !comm.landings().is_put(target, bytes)) {
+      MEP_TRY(comm.landings().put_part(target, number, place_of_given(operation, target) + before,
+                                       bytes, &moved));
+      if (!moved) break;
+      ++operation.parts_put;
+      if (!comm.landings().is_put(target, bytes)) continue;
+      MEP_TRY(pipeline.signal_one(Pipeline::Word::kPosted, pipeline.first_chunk() + first, target));
+    }
+    *all = *all && comm.landings().is_put(target, bytes);
+  }
+  return MEP_SUCCESS;
+}
+
+bool have_landed(Collectives& comm, const Operation& operation) {
+  const Pipeline& pipeline = comm.pipeline();
+  const uint64_t word = pipeline.first_chunk() + operation.chunk_entered;
+  return std::all_of(pipeline.live().begin(), pipeline.live().end(), [&](uint32_t source) {
+    return !comm.landings().is_offered(source) ||
+           pipeline.arrived(Pipeline::Word::kPosted, word, source);
+  });
+}
+
+Step step_pair_alone(Collectives& comm, Operation& operation) {
+  take_own_pair_block(comm, operation);
+  comm.eager().note_all_entered(operation.seq);
+  return Step::kDone;
+}
+
+}  // namespace
 
 Step step_large_pairs(Collectives& comm, Operation& operation) {
   const uint64_t sections = comm.pipeline().sections_of(operation.bytes);
@@ -194,19 +283,20 @@ Step step_large_pairs(Collectives& comm, Operation& operation) {
   return step_large_phases(
       comm, operation,
       [&] {
-        return post_before_entry(comm, operation,
-                                 [&] { return post_pairs_ahead(comm, operation, sections); });
+        // Long blocks land rather than go through the areas.
+        const bool waits = operation.bytes > kLeastToWait && may_land(comm, operation);
+        const Step posted = waits ? Step::kDone : post_before_entry(comm, operation, [&] {
+          return post_pairs_ahead(comm, operation, sections);
+        });
+        if (posted == Step::kDone) offer_landings(comm, operation);
+        return posted;
+      },
+      [&] {
+        return enter_small(comm, operation, comm.landings().numbers().data(),
+                           operation.landing_bytes, EagerRing::kEntryOnly);
       },
       move);
 }
-
-Step step_pair_alone(Collectives& comm, Operation& operation) {
-  take_own_pair_block(comm, operation);
-  comm.eager().note_all_entered(operation.seq);
-  return Step::kDone;
-}
-
-}  // namespace
 
 mep_result_t check_pair_blocks(Collective kind, const Collectives& comm,
                                const CollectiveArgs& args) {
@@ -231,6 +321,17 @@ mep_result_t check_pair_blocks(Collective kind, const Collectives& comm,
   const size_t own = comm.rank() * bytes;
   return check_overlap(args, send_bytes, receive_bytes, facts.gets_a_block_of_each() ? own : 0,
                        facts.gives_each_a_block() ? own : 0);
+}
+
+void open_pair_landings(Collectives& comm, Operation& operation) {
+  const size_t before = operation.chunk_entered * comm.pipeline().section_bytes();
+  comm.landings().begin();
+  for (const uint32_t source : *operation.contributors) {
+    if (!gets_from(comm, operation, source)) continue;
+    const size_t bytes = block_gotten(operation, source).bytes;
+    if (bytes <= std::max(before, kLeastLanding)) continue;
+    comm.landings().offer(source, place_of_gotten(operation, source) + before, bytes - before);
+  }
 }
 
 // Like an allreduce, an operation that fits into an eager slot in every epoch writes its result only when nothing
@@ -272,6 +373,9 @@ void take_own_pair_block(Collectives& comm, Operation& operation) {
 Step move_pair_blocks(Collectives& comm, Operation& operation, uint64_t sections) {
   const PostingScope posting = comm.posting();
   if (!posting.allowed()) return Step::kPending;
+  bool are_put = true;
+  const mep_result_t put = put_landings(comm, operation, &are_put);
+  if (put != MEP_SUCCESS) return fail_step(operation, put);
   while (operation.chunk < sections) {
     mep_result_t result = post_pairs_ahead(comm, operation, sections);
     if (result != MEP_SUCCESS) return fail_step(operation, result);
@@ -282,6 +386,7 @@ Step move_pair_blocks(Collectives& comm, Operation& operation, uint64_t sections
     if (result != MEP_SUCCESS) return fail_step(operation, result);
     ++operation.chunk;
   }
+  if (!are_put || !have_landed(comm, operation)) return Step::kPending;
   comm.pipeline().advance(sections);
   if (!type_of(operation).takes_op) copy_own_block(comm, operation);
   return Step::kDone;

@@ -1,5 +1,5 @@
 // Collectives in which each rank that gives has a block for each rank that gets: alltoall, gather, scatter,
-// and with an operator reduce_scatter and reduce. They differ in what the table says of them: who gives, who
+// and with an operator reduce_scatter and reduce; allgather and broadcast where ranks of one host do not map each other. They differ in what the table says of them: who gives, who
 // gets, whether a buffer has a block for each rank, whether blocks are reduced.
 //
 //   Small  flat: every rank gives its whole contribution to all and takes its blocks out of those that
@@ -8,7 +8,10 @@
 //          rank's in area and signals "posted"; whoever gets copies them out, or reduces them in rank
 //          order, and acknowledges by "taken". Reuse of areas: section c + 2 is put after "taken" of c
 //          has come from all that get. For the last two sections "finished" is the acknowledgement.
-//          All of this is between any two ranks, on any placement.
+//          All of this is between any two ranks, on any placement. Where each rank sends its entry to each other, the
+//          first two sections go before it, and its word stands for their "posted".
+//   Landing  between two ranks whose transport has targets the block, or the sections of it behind those, goes
+//          straight into the receive buffer (landings.hpp), and one "posted" follows it.
 //
 // All are replicated in their decision: of a small one everybody has all contributions, and a large one is
 // done only when all have what they get.
@@ -32,6 +35,10 @@ void reduce_pair_blocks(const Collectives& comm, Operation& operation,
                         const std::vector<const void*>& inputs, size_t offset, size_t bytes);
 // For a communicator in which this rank is alone.
 void take_own_pair_block(Collectives& comm, Operation& operation);
+// Opens targets in the receive buffer for what has not gone before the entry.
+void open_pair_landings(Collectives& comm, Operation& operation);
+// All of a large one whose blocks have one length.
+[[nodiscard]] Step step_large_pairs(Collectives& comm, Operation& operation);
 // The data of a large one, of which no block has more than so many sections.
 [[nodiscard]] Step move_pair_blocks(Collectives& comm, Operation& operation, uint64_t sections);
 
