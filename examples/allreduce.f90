@@ -23,7 +23,7 @@ program allreduce
   ! In place and nonblocking: `largest` belongs to the request until the wait returns.
   call must(mep_iallreduce_in_place(largest, int(count, c_size_t), MEP_FLOAT64, MEP_MAX, comm, &
                                     request), "mep_iallreduce")
-  call must(mep_request_wait(request, -1_c_int32_t), "mep_request_wait")
+  call must(mep_request_wait(request, MEP_TIMEOUT_DEFAULT), "mep_request_wait")
   call must(mep_allreduce(mine, total, int(count, c_size_t), MEP_FLOAT64, MEP_SUM, comm), &
             "mep_allreduce")
 

@@ -53,7 +53,7 @@ static double* exchange_and_relax(double* u, double* next, int32_t left, int32_t
            "mep_isend");
     }
     relax(u, next, 2, kCells - 1); /* these need no neighbour */
-    must(mep_request_waitall(4, requests, UINT32_MAX, NULL), "mep_request_waitall");
+    must(mep_request_waitall(4, requests, MEP_TIMEOUT_DEFAULT, NULL, NULL), "mep_request_waitall");
     relax(u, next, 1, 1);
     relax(u, next, kCells, kCells);
     swap(&u, &next);

@@ -41,9 +41,6 @@ int run(mep_comm_t comm) {
   mep_ep_handle_t handle = nullptr;
   must(mep_ep_create(comm, &config, &ep));
   must(mep_ep_handle_create(ep, 0, &handle));
-  mep_ep_view_t view;
-  mep_ep_view_defaults(&view);
-  must(mep_ep_buffer_view(ep, 0, &view));
 
   const int num_experts = kExpertsPerRank * size;
   std::vector<uint16_t> x(kTokens * kHidden), out(x.size());
@@ -54,18 +51,15 @@ int run(mep_comm_t comm) {
     for (int h = 0; h < kHidden; ++h) x[t * kHidden + h] = to_bf16(float((t + h) % 4));
   }
 
-  mep_dispatch_send_t tokens;
-  mep_dispatch_send_defaults(&tokens);
-  tokens.num_tokens = kTokens;
-  tokens.x = x.data();
-  tokens.topk_idx = experts.data();
-  tokens.topk_idx_type = MEP_INT32;
-  must(mep_dispatch(handle, &tokens, nullptr, nullptr));
+  mep_dispatch_options_t options;
+  mep_dispatch_options_defaults(&options);
+  options.topk_idx_type = MEP_INT32;
+  must(mep_dispatch_send(handle, x.data(), experts.data(), nullptr, kTokens, &options, nullptr));
   float shared = 0;  // the rows are on their way; here a layer's shared expert would run
   for (const uint16_t bits : x) shared += to_float(bits);
-  mep_dispatch_receive_t received;
-  mep_dispatch_receive_defaults(&received);
-  must(mep_dispatch(handle, nullptr, &received, nullptr));
+  mep_ep_view_t view;
+  mep_ep_view_defaults(&view);
+  must(mep_dispatch_receive(handle, &view, nullptr, nullptr));
 
   const size_t stride = size_t(size) * kTokens * kHidden;
   for (int e = 0; e < kExpertsPerRank; ++e) {
@@ -75,13 +69,7 @@ int run(mep_comm_t comm) {
       y[i] = to_bf16(to_float(in[i]) * float(rank * kExpertsPerRank + e + 1));
     }
   }
-  mep_combine_send_t results;
-  mep_combine_receive_t sums;
-  mep_combine_send_defaults(&results);
-  mep_combine_receive_defaults(&sums);
-  results.y = view.combine_input;
-  sums.out = out.data();
-  must(mep_combine(handle, &results, &sums, nullptr));
+  must(mep_combine(handle, view.combine_input, out.data(), nullptr, nullptr));
 
   bool right = shared > 0;
   for (int i = 0; i < kTokens * kHidden; ++i) {

@@ -11,10 +11,7 @@ program moe
   type(mep_ep_t) :: ep
   type(mep_ep_handle_t) :: handle
   type(mep_ep_view_t) :: view
-  type(mep_dispatch_send_t) :: send
-  type(mep_dispatch_receive_t) :: receive
-  type(mep_combine_send_t) :: results
-  type(mep_combine_receive_t) :: sums
+  type(mep_dispatch_options_t) :: options
   integer(c_int32_t) :: rank, size
   integer(c_int32_t), pointer :: received(:)
   integer(c_int32_t), target :: experts(top_k, tokens)
@@ -44,25 +41,19 @@ program moe
   config%input_type = MEP_FLOAT32
   call must(mep_ep_create(comm, config, ep), "mep_ep_create")
   call must(mep_ep_handle_create(ep, 0_c_int32_t, handle), "mep_ep_handle_create")
-  call must(mep_ep_buffer_view(ep, 0_c_int32_t, view), "mep_ep_buffer_view")
+
+  options%topk_idx_type = MEP_INT32
+  call must(mep_dispatch(handle, c_loc(x), c_loc(experts), c_loc(weights), tokens, view, options), "mep_dispatch")
   call c_f_pointer(view%recv_x, rows, [hidden, size * tokens, experts_per_rank])
   call c_f_pointer(view%combine_input, y, [hidden, size * tokens, experts_per_rank])
   call c_f_pointer(view%recv_count, received, [experts_per_rank])
 
-  send%num_tokens = tokens
-  send%x = c_loc(x)
-  send%topk_idx = c_loc(experts)
-  send%topk_idx_type = MEP_INT32
-  send%topk_weights = c_loc(weights)
-  call must(mep_dispatch(handle, send, receive), "mep_dispatch")
   do e = 1, experts_per_rank
     n = received(e)
     y(:, :n, e) = rows(:, :n, e) * real(rank * experts_per_rank + e)
   end do
   n = sum(received)
-  results%y = view%combine_input
-  sums%out = c_loc(out)
-  call must(mep_combine(handle, results, sums), "mep_combine")
+  call must(mep_combine(handle, view%combine_input, c_loc(out)), "mep_combine")
 
   right = .true.
   do t = 1, tokens

@@ -20,7 +20,7 @@ constexpr uint64_t kDeviceOperations = 50;  // of one graph
 bool device_is_built();
 
 // Before anything else is done with GPUs, while the process has one thread. Throws when the GPU cannot
-// be used; the text says why. `device`: its number, or MEP_DEVICE_BY_RANK.
+// be used; the text says why. `device`: its number, or -1: by rank.
 void prepare_device(int32_t device);
 // Nothing else may run on the GPUs. By rank: GPU 0, and between GPUs 0 and 1.
 DeviceFloors measure_device(int32_t device);

@@ -52,8 +52,8 @@ mep_comm_config_t comm_config(const Options& options) {
   mep_comm_config_t config;
   mep_comm_config_defaults(&config);
   if (options.on_device) {
-    config.flags = MEP_COMM_SET_DEVICE;
-    config.device = options.device;
+    config.device_type = options.device < 0 ? MEP_DEVICE_CUDA_BY_RANK : MEP_DEVICE_CUDA;
+    config.device = std::max(options.device, 0);
   }
   return config;
 }

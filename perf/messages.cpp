@@ -142,9 +142,8 @@ class MepMessages : public MessageSide {
             "mep_irecv");
   }
   void wait() override {
-    constexpr uint32_t kUntilTimeout = 0xffffffff;
     require(mep_request_waitall(static_cast<int32_t>(requests_.size()), requests_.data(),
-                                kUntilTimeout, nullptr),
+                                MEP_TIMEOUT_DEFAULT, nullptr, nullptr),
             "mep_request_waitall");
     requests_.clear();
   }

@@ -38,18 +38,19 @@ class MepMoe : public MoeSide {
 
   void dispatch() override {
     current_ = (current_ + 1) % buffers_.size();
-    mep_dispatch_send_t args;
-    mep_dispatch_send_defaults(&args);
-    args.topk_idx = problem_.topk_idx().data();
-    args.topk_weights = problem_.topk_weights().data();
-    send_rows(&args);
+    require(mep_dispatch(buffers_[current_].handle, problem_.x(), problem_.topk_idx().data(),
+                         problem_.topk_weights().data(), problem_.shape().tokens, nullptr, nullptr,
+                         nullptr),
+            "mep_dispatch");
   }
 
   void replay() override {
-    mep_dispatch_send_t args;
-    mep_dispatch_send_defaults(&args);
-    args.flags = MEP_DISPATCH_REPLAY;
-    send_rows(&args);
+    mep_dispatch_options_t options;
+    mep_dispatch_options_defaults(&options);
+    options.flags = MEP_DISPATCH_REPLAY;
+    require(mep_dispatch(buffers_[current_].handle, problem_.x(), nullptr, nullptr,
+                         problem_.shape().tokens, nullptr, &options, nullptr),
+            "mep_dispatch");
   }
 
   void expert() override {
@@ -69,13 +70,9 @@ class MepMoe : public MoeSide {
   }
 
   void combine() override {
-    mep_combine_send_t terms;
-    mep_combine_receive_t sums;
-    mep_combine_send_defaults(&terms);
-    mep_combine_receive_defaults(&sums);
-    terms.y = buffers_[current_].view.combine_input;
-    sums.out = problem_.out();
-    require(mep_combine(buffers_[current_].handle, &terms, &sums, nullptr), "mep_combine");
+    const auto& buffer = buffers_[current_];
+    require(mep_combine(buffer.handle, buffer.view.combine_input, problem_.out(), nullptr, nullptr),
+            "mep_combine");
   }
 
   uint64_t received_count(uint32_t local_expert, int source) const override {
@@ -103,14 +100,6 @@ class MepMoe : public MoeSide {
   }
 
  private:
-  void send_rows(mep_dispatch_send_t* args) {
-    mep_dispatch_receive_t received;
-    mep_dispatch_receive_defaults(&received);
-    args->num_tokens = problem_.shape().tokens;
-    args->x = problem_.x();
-    require(mep_dispatch(buffers_[current_].handle, args, &received, nullptr), "mep_dispatch");
-  }
-
   // Rows of high throughput lie without gaps from the first on.
   void run_local_experts_of_rows() {
     const MoeShape& shape = problem_.shape();

@@ -97,7 +97,7 @@ bool read_routing(const std::string& text, Routing* routing) {
 // "host", "cuda" (GPUs are dealt to the ranks), "cuda:1".
 bool read_device(const std::string& text, Options* options) {
   options->on_device = text.rfind("cuda", 0) == 0;
-  options->device = MEP_DEVICE_BY_RANK;
+  options->device = -1;
   if (text == "host" || text == "cuda") return true;
   return text.rfind("cuda:", 0) == 0 && read_number(text.substr(5), 0, 1023, &options->device);
 }

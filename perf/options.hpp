@@ -59,7 +59,7 @@ struct Options {
   bool show_switches = false;
   int threads = 0;  // ranks as threads of this process; 0: ranks are processes
   bool on_device = false;
-  int32_t device = 0;  // CUDA's number of the GPU, or MEP_DEVICE_BY_RANK
+  int32_t device = 0;  // CUDA's number of the GPU, or -1: by rank
   std::string json_path;
   std::string csv_path;
 };

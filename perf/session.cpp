@@ -163,10 +163,14 @@ void Session::heading(std::string subject) {
     if (!machine_.device.gpu.empty()) subject += ", " + machine_.device.gpu;
     subject += ", graphs of " + std::to_string(kDeviceOperations) + " operations";
   } else if (comm_ != nullptr && team_.size() > 1) {
-    const char* transport = nullptr;
-    const int32_t peer = team_.rank() == 0 ? 1 : 0;
-    require(mep_comm_transport(comm_, peer, &transport), "mep_comm_transport");
-    subject += std::string(", rank 1 by ") + transport;
+    std::vector<const char*> transports(static_cast<size_t>(team_.size()));
+    mep_comm_info_t info;
+    mep_comm_info_defaults(&info);
+    info.capacity = static_cast<uint32_t>(transports.size());
+    info.transports = transports.data();
+    require(mep_comm_query(comm_, &info), "mep_comm_query");
+    subject +=
+        std::string(", rank 1 by ") + transports[static_cast<size_t>(team_.rank() == 0 ? 1 : 0)];
   }
   if (machine_.cores > 0) {
     subject += ", " + std::to_string(machine_.cores) + (machine_.cores == 1 ? " core" : " cores");
@@ -224,7 +228,7 @@ void* Session::allocate(size_t bytes, Buffer* plain) {
     return plain->as<void>();
   }
   void* memory = nullptr;
-  require(mep_mem_alloc(comm_, std::max<size_t>(bytes, 1), &memory), "mep_mem_alloc");
+  require(mep_mem_alloc(comm_, std::max<size_t>(bytes, 1), 0, 0, &memory), "mep_mem_alloc");
   return memory;
 }
 

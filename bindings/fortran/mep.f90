@@ -12,7 +12,7 @@
 !   - Fortran has no unsigned integers: 32-bit counts and times are c_int32_t, and -1 stands for
 !     0xffffffff. Pointers inside structures are type(c_ptr): c_loc(x) of a variable with `target`.
 !   - mep_request_waitany gives the place in the array from 1 on; 0: none.
-!   - mep_comm_name, mep_comm_transport, mep_preferred_hca, mep_comm_preferred_hca give allocatable strings; names passed in need no c_null_char.
+!   - mep_comm_name, mep_preferred_hca, mep_comm_preferred_hca give allocatable strings; names passed in need no c_null_char.
 module mep
   use, intrinsic :: iso_c_binding
   use mep_types
@@ -21,8 +21,9 @@ module mep
   use mep_messages
   use mep_helpers
   implicit none
-  private :: c_result_string, c_last_error, c_comm_transport, c_comm_name, c_comm_set_name, &
-      c_preferred_hca, c_comm_preferred_hca, c_comm_attach, c_request_waitany, c_dispatch, c_combine, text_of, &
+  private :: c_result_string, c_last_error, c_comm_name, c_comm_set_name, &
+      c_preferred_hca, c_comm_preferred_hca, c_comm_attach, c_request_waitany, c_dispatch, c_dispatch_send, c_dispatch_counts, &
+      c_dispatch_receive, c_combine, c_combine_send, c_combine_receive, text_of, &
       given, own_block
 
 contains
@@ -37,16 +38,6 @@ contains
     character(len=:), allocatable :: text
     text = text_of(c_last_error())
   end function mep_last_error
-
-  integer(c_int32_t) function mep_comm_transport(comm, rank, name) result(code)
-    type(mep_comm_t), intent(in) :: comm
-    integer(c_int32_t), intent(in) :: rank
-    character(len=:), allocatable, intent(out) :: name
-    type(c_ptr) :: text
-    text = c_null_ptr
-    code = c_comm_transport(comm, rank, text)
-    name = text_of(text)
-  end function mep_comm_transport
 
   integer(c_int32_t) function mep_comm_name(comm, name) result(code)
     type(mep_comm_t), intent(in) :: comm
@@ -77,14 +68,15 @@ contains
   end function mep_comm_attach
 
   ! index: the place in requests from 1 on; 0: none.
-  integer(c_int32_t) function mep_request_waitany(count, requests, timeout_ms, index, info) &
+  integer(c_int32_t) function mep_request_waitany(count, requests, timeout_ms, done, index, info) &
       result(code)
     integer(c_int32_t), intent(in) :: count, timeout_ms
     type(mep_request_t), intent(inout) :: requests(*)
+    integer(c_int32_t), intent(out), optional :: done
     integer(c_int32_t), intent(out) :: index
     type(mep_op_info_t), intent(inout), optional :: info
     index = -1
-    code = c_request_waitany(count, requests, timeout_ms, index, info)
+    code = c_request_waitany(count, requests, timeout_ms, done, index, info)
     index = index + 1
   end function mep_request_waitany
 
@@ -118,23 +110,69 @@ contains
         given(tokens_per_rank), given(tokens_per_expert), given(is_token_in_rank), given(stream))
   end function mep_dispatch_layout
 
-  ! Without receive: only sends; without send: mep_dispatch(handle, receive=receive).
-  integer(c_int32_t) function mep_dispatch(handle, send, receive, stream) result(code)
+  ! x, topk_idx, topk_weights: c_loc of arrays; topk_weights may be c_null_ptr.
+  integer(c_int32_t) function mep_dispatch(handle, x, topk_idx, topk_weights, num_tokens, view, options, stream) &
+      result(code)
     type(mep_ep_handle_t), intent(in) :: handle
-    type(mep_dispatch_send_t), intent(in), optional :: send
-    type(mep_dispatch_receive_t), intent(in), optional :: receive
+    type(c_ptr), intent(in) :: x, topk_idx, topk_weights
+    integer(c_int32_t), intent(in) :: num_tokens
+    type(mep_ep_view_t), intent(inout), optional :: view
+    type(mep_dispatch_options_t), intent(in), optional :: options
     type(c_ptr), intent(in), optional :: stream
-    code = c_dispatch(handle, send, receive, given(stream))
+    code = c_dispatch(handle, x, topk_idx, topk_weights, num_tokens, view, options, given(stream))
   end function mep_dispatch
 
-  ! Without receive: only sends; without send: mep_combine(handle, receive=receive).
-  integer(c_int32_t) function mep_combine(handle, send, receive, stream) result(code)
+  integer(c_int32_t) function mep_dispatch_send(handle, x, topk_idx, topk_weights, num_tokens, options, stream) &
+      result(code)
     type(mep_ep_handle_t), intent(in) :: handle
-    type(mep_combine_send_t), intent(in), optional :: send
-    type(mep_combine_receive_t), intent(in), optional :: receive
+    type(c_ptr), intent(in) :: x, topk_idx, topk_weights
+    integer(c_int32_t), intent(in) :: num_tokens
+    type(mep_dispatch_options_t), intent(in), optional :: options
     type(c_ptr), intent(in), optional :: stream
-    code = c_combine(handle, send, receive, given(stream))
+    code = c_dispatch_send(handle, x, topk_idx, topk_weights, num_tokens, options, given(stream))
+  end function mep_dispatch_send
+
+  integer(c_int32_t) function mep_dispatch_counts(handle, x, topk_idx, topk_weights, num_tokens, options, stream) &
+      result(code)
+    type(mep_ep_handle_t), intent(in) :: handle
+    type(c_ptr), intent(in) :: x, topk_idx, topk_weights
+    integer(c_int32_t), intent(in) :: num_tokens
+    type(mep_dispatch_options_t), intent(in), optional :: options
+    type(c_ptr), intent(in), optional :: stream
+    code = c_dispatch_counts(handle, x, topk_idx, topk_weights, num_tokens, options, given(stream))
+  end function mep_dispatch_counts
+
+  integer(c_int32_t) function mep_dispatch_receive(handle, view, options, stream) result(code)
+    type(mep_ep_handle_t), intent(in) :: handle
+    type(mep_ep_view_t), intent(inout), optional :: view
+    type(mep_dispatch_options_t), intent(in), optional :: options
+    type(c_ptr), intent(in), optional :: stream
+    code = c_dispatch_receive(handle, view, options, given(stream))
+  end function mep_dispatch_receive
+
+  integer(c_int32_t) function mep_combine(handle, y, out, options, stream) result(code)
+    type(mep_ep_handle_t), intent(in) :: handle
+    type(c_ptr), intent(in) :: y, out
+    type(mep_combine_options_t), intent(in), optional :: options
+    type(c_ptr), intent(in), optional :: stream
+    code = c_combine(handle, y, out, options, given(stream))
   end function mep_combine
+
+  integer(c_int32_t) function mep_combine_send(handle, y, options, stream) result(code)
+    type(mep_ep_handle_t), intent(in) :: handle
+    type(c_ptr), intent(in) :: y
+    type(mep_combine_options_t), intent(in), optional :: options
+    type(c_ptr), intent(in), optional :: stream
+    code = c_combine_send(handle, y, options, given(stream))
+  end function mep_combine_send
+
+  integer(c_int32_t) function mep_combine_receive(handle, out, options, stream) result(code)
+    type(mep_ep_handle_t), intent(in) :: handle
+    type(c_ptr), intent(in) :: out
+    type(mep_combine_options_t), intent(in), optional :: options
+    type(c_ptr), intent(in), optional :: stream
+    code = c_combine_receive(handle, out, options, given(stream))
+  end function mep_combine_receive
 
   ! ---- helpers ----------------------------------------------------------------------------------
 

@@ -79,22 +79,17 @@ module mep_c
       integer(c_int32_t), intent(out) :: live
     end function mep_comm_live_count
 
-    integer(c_int32_t) function mep_comm_live(comm, live) bind(C)
-      import :: c_int32_t, mep_comm_t
-      type(mep_comm_t), value :: comm
-      integer(c_int32_t), intent(out) :: live
-    end function mep_comm_live
-
     integer(c_int32_t) function mep_comm_epoch(comm, epoch) bind(C)
       import :: c_int32_t, c_int64_t, mep_comm_t
       type(mep_comm_t), value :: comm
       integer(c_int64_t), intent(out) :: epoch
     end function mep_comm_epoch
 
-    integer(c_int32_t) function mep_comm_device(comm, device) bind(C)
+    integer(c_int32_t) function mep_comm_device(comm, type, device) bind(C)
       import :: c_int32_t, mep_comm_t
       type(mep_comm_t), value :: comm
-      integer(c_int32_t), intent(out) :: device
+      integer(c_int32_t), optional, intent(out) :: type
+      integer(c_int32_t), optional, intent(out) :: device
     end function mep_comm_device
 
     integer(c_int32_t) function mep_comm_set_timeout(comm, timeout_ms) bind(C)
@@ -104,10 +99,12 @@ module mep_c
     end function mep_comm_set_timeout
 
     ! Use c_f_pointer to give the memory a type and shape.
-    integer(c_int32_t) function mep_mem_alloc(comm, bytes, memory) bind(C)
+    integer(c_int32_t) function mep_mem_alloc(comm, bytes, flags, alignment, memory) bind(C)
       import :: c_int32_t, c_ptr, c_size_t, mep_comm_t
       type(mep_comm_t), value :: comm
       integer(c_size_t), value :: bytes
+      integer(c_int32_t), value :: flags
+      integer(c_size_t), value :: alignment
       type(c_ptr), intent(out) :: memory
     end function mep_mem_alloc
 
@@ -159,10 +156,11 @@ module mep_c
     end function mep_comm_stats
 
     ! ---- requests -------------------------------------------------------------------------------
-    integer(c_int32_t) function mep_request_wait(request, timeout_ms, info) bind(C)
+    integer(c_int32_t) function mep_request_wait(request, timeout_ms, done, info) bind(C)
       import :: c_int32_t, mep_request_t, mep_op_info_t
       type(mep_request_t), intent(inout) :: request
       integer(c_int32_t), value :: timeout_ms
+      integer(c_int32_t), intent(out), optional :: done
       type(mep_op_info_t), intent(inout), optional :: info
     end function mep_request_wait
 
@@ -185,15 +183,17 @@ module mep_c
       integer(c_int32_t), intent(out) :: fd
     end function mep_request_event_fd
 
-    integer(c_int32_t) function mep_request_cancel(request) bind(C)
+    integer(c_int32_t) function mep_request_cancel(request, cancelled) bind(C)
       import :: c_int32_t, mep_request_t
       type(mep_request_t), intent(inout) :: request
+      integer(c_int32_t), intent(out) :: cancelled
     end function mep_request_cancel
 
-    integer(c_int32_t) function mep_request_waitall(count, requests, timeout_ms, results) bind(C)
+    integer(c_int32_t) function mep_request_waitall(count, requests, timeout_ms, done, results) bind(C)
       import :: c_int32_t, mep_request_t
       integer(c_int32_t), value :: count, timeout_ms
       type(mep_request_t), intent(inout) :: requests(*)
+      integer(c_int32_t), intent(out), optional :: done
       integer(c_int32_t), intent(inout), optional :: results(*)
     end function mep_request_waitall
 
@@ -429,12 +429,6 @@ module mep_c
     type(c_ptr) function c_last_error() bind(C, name="mep_last_error")
       import :: c_ptr
     end function c_last_error
-    integer(c_int32_t) function c_comm_transport(comm, rank, name) bind(C, name="mep_comm_transport")
-      import :: c_int32_t, c_ptr, mep_comm_t
-      type(mep_comm_t), value :: comm
-      integer(c_int32_t), value :: rank
-      type(c_ptr), intent(out) :: name
-    end function c_comm_transport
     integer(c_int32_t) function c_comm_name(comm, name) bind(C, name="mep_comm_name")
       import :: c_int32_t, c_ptr, mep_comm_t
       type(mep_comm_t), value :: comm
@@ -472,11 +466,12 @@ module mep_c
       character(kind=c_char), intent(inout) :: name(*)
       integer(c_size_t), value :: capacity
     end function c_comm_preferred_hca
-    integer(c_int32_t) function c_request_waitany(count, requests, timeout_ms, index, info) &
+    integer(c_int32_t) function c_request_waitany(count, requests, timeout_ms, done, index, info) &
         bind(C, name="mep_request_waitany")
       import :: c_int32_t, mep_request_t, mep_op_info_t
       integer(c_int32_t), value :: count, timeout_ms
       type(mep_request_t), intent(inout) :: requests(*)
+      integer(c_int32_t), intent(out), optional :: done
       integer(c_int32_t), intent(inout) :: index
       type(mep_op_info_t), intent(inout), optional :: info
     end function c_request_waitany
@@ -489,19 +484,63 @@ module mep_c
       integer(c_int32_t), value :: topk_idx_type, num_tokens, top_k, num_experts
       type(c_ptr), value :: tokens_per_rank, tokens_per_expert, is_token_in_rank, stream
     end function c_dispatch_layout
-    integer(c_int32_t) function c_dispatch(handle, send, receive, stream) bind(C, name="mep_dispatch")
-      import :: c_int32_t, c_ptr, mep_ep_handle_t, mep_dispatch_send_t, mep_dispatch_receive_t
+    integer(c_int32_t) function c_dispatch(handle, x, topk_idx, topk_weights, num_tokens, view, options, &
+        stream) bind(C, name="mep_dispatch")
+      import :: c_int32_t, c_ptr, mep_ep_handle_t, mep_ep_view_t, mep_dispatch_options_t
       type(mep_ep_handle_t), value :: handle
-      type(mep_dispatch_send_t), intent(in), optional :: send
-      type(mep_dispatch_receive_t), intent(in), optional :: receive
+      type(c_ptr), value :: x, topk_idx, topk_weights
+      integer(c_int32_t), value :: num_tokens
+      type(mep_ep_view_t), intent(inout), optional :: view
+      type(mep_dispatch_options_t), intent(in), optional :: options
       type(c_ptr), value :: stream
     end function c_dispatch
-    integer(c_int32_t) function c_combine(handle, send, receive, stream) bind(C, name="mep_combine")
-      import :: c_int32_t, c_ptr, mep_ep_handle_t, mep_combine_send_t, mep_combine_receive_t
+    integer(c_int32_t) function c_dispatch_send(handle, x, topk_idx, topk_weights, num_tokens, options, stream) &
+        bind(C, name="mep_dispatch_send")
+      import :: c_int32_t, c_ptr, mep_ep_handle_t, mep_dispatch_options_t
       type(mep_ep_handle_t), value :: handle
-      type(mep_combine_send_t), intent(in), optional :: send
-      type(mep_combine_receive_t), intent(in), optional :: receive
+      type(c_ptr), value :: x, topk_idx, topk_weights
+      integer(c_int32_t), value :: num_tokens
+      type(mep_dispatch_options_t), intent(in), optional :: options
+      type(c_ptr), value :: stream
+    end function c_dispatch_send
+    integer(c_int32_t) function c_dispatch_counts(handle, x, topk_idx, topk_weights, num_tokens, options, stream) &
+        bind(C, name="mep_dispatch_counts")
+      import :: c_int32_t, c_ptr, mep_ep_handle_t, mep_dispatch_options_t
+      type(mep_ep_handle_t), value :: handle
+      type(c_ptr), value :: x, topk_idx, topk_weights
+      integer(c_int32_t), value :: num_tokens
+      type(mep_dispatch_options_t), intent(in), optional :: options
+      type(c_ptr), value :: stream
+    end function c_dispatch_counts
+    integer(c_int32_t) function c_dispatch_receive(handle, view, options, stream) &
+        bind(C, name="mep_dispatch_receive")
+      import :: c_int32_t, c_ptr, mep_ep_handle_t, mep_ep_view_t, mep_dispatch_options_t
+      type(mep_ep_handle_t), value :: handle
+      type(mep_ep_view_t), intent(inout), optional :: view
+      type(mep_dispatch_options_t), intent(in), optional :: options
+      type(c_ptr), value :: stream
+    end function c_dispatch_receive
+    integer(c_int32_t) function c_combine(handle, y, out, options, stream) bind(C, name="mep_combine")
+      import :: c_int32_t, c_ptr, mep_ep_handle_t, mep_combine_options_t
+      type(mep_ep_handle_t), value :: handle
+      type(c_ptr), value :: y, out
+      type(mep_combine_options_t), intent(in), optional :: options
       type(c_ptr), value :: stream
     end function c_combine
+    integer(c_int32_t) function c_combine_send(handle, y, options, stream) bind(C, name="mep_combine_send")
+      import :: c_int32_t, c_ptr, mep_ep_handle_t, mep_combine_options_t
+      type(mep_ep_handle_t), value :: handle
+      type(c_ptr), value :: y
+      type(mep_combine_options_t), intent(in), optional :: options
+      type(c_ptr), value :: stream
+    end function c_combine_send
+    integer(c_int32_t) function c_combine_receive(handle, out, options, stream) &
+        bind(C, name="mep_combine_receive")
+      import :: c_int32_t, c_ptr, mep_ep_handle_t, mep_combine_options_t
+      type(mep_ep_handle_t), value :: handle
+      type(c_ptr), value :: out
+      type(mep_combine_options_t), intent(in), optional :: options
+      type(c_ptr), value :: stream
+    end function c_combine_receive
   end interface
 end module mep_c

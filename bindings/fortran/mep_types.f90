@@ -7,7 +7,7 @@ module mep_types
   private
 
   integer(c_int32_t), parameter, public :: MEP_VERSION_MAJOR = 0
-  integer(c_int32_t), parameter, public :: MEP_VERSION_MINOR = 3
+  integer(c_int32_t), parameter, public :: MEP_VERSION_MINOR = 4
   integer(c_int32_t), parameter, public :: MEP_VERSION_PATCH = 0
 
   integer(c_int32_t), parameter, public :: MEP_SUCCESS = 0
@@ -37,7 +37,7 @@ module mep_types
   integer(c_int32_t), parameter, public :: MEP_ERR_THREAD = -22
 
   ! A timeout that stands for the operation's own timeout; 0xffffffff, which is -1 here.
-  integer(c_int32_t), parameter, public :: MEP_FOREVER = -1
+  integer(c_int32_t), parameter, public :: MEP_TIMEOUT_DEFAULT = -1
 
   ! Made by bindings/make_bindings.py from the table of types; do not edit.
   integer(c_int32_t), parameter, public :: MEP_INT8 = 1
@@ -67,14 +67,14 @@ module mep_types
   integer(c_int32_t), parameter, public :: MEP_XOR = 8
 
   integer(c_int32_t), parameter, public :: MEP_COMM_SET_RANK = 1
-  integer(c_int32_t), parameter, public :: MEP_COMM_SET_DEVICE = 2
-  integer(c_int32_t), parameter, public :: MEP_COMM_PUT_ONLY = 4
   integer(c_int32_t), parameter, public :: MEP_COMM_PARTIAL = 8
   integer(c_int32_t), parameter, public :: MEP_COMM_UNIFORM = 16
   integer(c_int32_t), parameter, public :: MEP_COMM_AUTO_RECOVER = 32
-  integer(c_int32_t), parameter, public :: MEP_COMM_KILL_STOPPED = 64
   integer(c_int32_t), parameter, public :: MEP_COMM_PROGRESS_THREAD = 128
-  integer(c_int32_t), parameter, public :: MEP_DEVICE_BY_RANK = -1
+
+  integer(c_int32_t), parameter, public :: MEP_DEVICE_HOST = 0
+  integer(c_int32_t), parameter, public :: MEP_DEVICE_CUDA = 1
+  integer(c_int32_t), parameter, public :: MEP_DEVICE_CUDA_BY_RANK = 2
 
   integer(c_int32_t), parameter, public :: MEP_QUORUM_MAJORITY = 0
   integer(c_int32_t), parameter, public :: MEP_QUORUM_WITNESS = 1
@@ -127,7 +127,6 @@ module mep_types
   integer(c_int32_t), parameter, public :: MEP_EP_NO_COMBINE_MEMORY = 4
   integer(c_int32_t), parameter, public :: MEP_EP_IN_STEP = 2
   integer(c_int32_t), parameter, public :: MEP_DISPATCH_REPLAY = 1
-  integer(c_int32_t), parameter, public :: MEP_DISPATCH_ROWS_LATER = 1
   integer(c_int32_t), parameter, public :: MEP_COMBINE_RENORMALIZE = 1
 
   ! Handles. c_associated(comm%handle) tells whether there is one.
@@ -161,9 +160,11 @@ module mep_types
     integer(c_int32_t) :: rank = 0
     integer(c_int32_t) :: size = 0
     integer(c_int32_t) :: max_size = 0
+    integer(c_int32_t) :: device_type = 0
     integer(c_int32_t) :: device = 0
     integer(c_int32_t) :: timeout_ms = 0
     integer(c_int32_t) :: init_timeout_ms = 0
+    integer(c_int32_t) :: num_sms = 0
     type(c_ptr) :: job = c_null_ptr
     type(c_ptr) :: rendezvous = c_null_ptr
     type(c_ptr) :: transports = c_null_ptr
@@ -172,8 +173,6 @@ module mep_types
     integer(c_int32_t) :: quorum = 0
     integer(c_int32_t) :: heartbeat_ms = 0
     integer(c_int32_t) :: suspect_ms = 0
-    integer(c_int32_t) :: in_place_restore_bytes = 0
-    integer(c_int32_t) :: num_sms = 0
     integer(c_int32_t) :: reserved = 0
   end type mep_comm_config_t
 
@@ -237,24 +236,25 @@ module mep_types
   end type mep_message_t
 
   type, bind(C), public :: mep_comm_info_t
-    integer(c_int32_t) :: struct_size = 80
+    integer(c_int32_t) :: struct_size = 88
     integer(c_int32_t) :: flags = 0
     integer(c_int32_t) :: rank = 0
     integer(c_int32_t) :: size = 0
     integer(c_int32_t) :: live = 0
     integer(c_int32_t) :: max_size = 0
+    integer(c_int32_t) :: device_type = 0
     integer(c_int32_t) :: device = 0
     integer(c_int32_t) :: quorum = 0
     integer(c_int32_t) :: timeout_ms = 0
     integer(c_int32_t) :: heartbeat_ms = 0
     integer(c_int32_t) :: suspect_ms = 0
-    integer(c_int32_t) :: in_place_restore_bytes = 0
     integer(c_int64_t) :: message_eager_bytes = 0
     integer(c_int32_t) :: max_group_messages = 0
     integer(c_int32_t) :: num_sms = 0
     integer(c_int32_t) :: capacity = 0
     integer(c_int32_t) :: reserved = 0
     type(c_ptr) :: reach = c_null_ptr
+    type(c_ptr) :: transports = c_null_ptr
   end type mep_comm_info_t
 
   type, bind(C), public :: mep_view_t
@@ -309,7 +309,7 @@ module mep_types
   end type mep_ep_size_t
 
   type, bind(C), public :: mep_ep_view_t
-    integer(c_int32_t) :: struct_size = 104
+    integer(c_int32_t) :: struct_size = 120
     integer(c_int32_t) :: flags = 0
     type(c_ptr) :: recv_x = c_null_ptr
     type(c_ptr) :: recv_scales = c_null_ptr
@@ -323,24 +323,19 @@ module mep_types
     type(c_ptr) :: token_topk_idx = c_null_ptr
     type(c_ptr) :: token_src_info = c_null_ptr
     type(c_ptr) :: token_range = c_null_ptr
+    integer(c_int32_t) :: local_experts = 0
+    integer(c_int32_t) :: first_expert = 0
+    integer(c_int64_t) :: rows_per_expert = 0
   end type mep_ep_view_t
 
-  type, bind(C), public :: mep_dispatch_send_t
-    integer(c_int32_t) :: struct_size = 64
+  type, bind(C), public :: mep_dispatch_options_t
+    integer(c_int32_t) :: struct_size = 184
     integer(c_int32_t) :: flags = 0
-    integer(c_int32_t) :: num_tokens = 0
     integer(c_int32_t) :: topk_idx_type = 0
-    type(c_ptr) :: x = c_null_ptr
+    integer(c_int32_t) :: timeout_ms = 0
     integer(c_int64_t) :: x_stride_bytes = 0
     type(c_ptr) :: x_scales = c_null_ptr
     integer(c_int64_t) :: x_scales_stride_bytes = 0
-    type(c_ptr) :: topk_idx = c_null_ptr
-    type(c_ptr) :: topk_weights = c_null_ptr
-  end type mep_dispatch_send_t
-
-  type, bind(C), public :: mep_dispatch_receive_t
-    integer(c_int32_t) :: struct_size = 152
-    integer(c_int32_t) :: flags = 0
     type(c_ptr) :: recv_x = c_null_ptr
     integer(c_int64_t) :: recv_capacity = 0
     type(c_ptr) :: recv_scales = c_null_ptr
@@ -350,41 +345,32 @@ module mep_types
     type(c_ptr) :: recv_count_host = c_null_ptr
     type(c_ptr) :: src_info = c_null_ptr
     type(c_ptr) :: layout_range = c_null_ptr
+    type(c_ptr) :: token_range = c_null_ptr
     type(c_ptr) :: recv_topk_idx = c_null_ptr
     type(c_ptr) :: recv_topk_weights = c_null_ptr
     type(c_ptr) :: recv_total = c_null_ptr
     type(c_ptr) :: statistics = c_null_ptr
     type(c_ptr) :: op_status = c_null_ptr
     integer(c_int64_t) :: op_status_bytes = 0
-    integer(c_int32_t) :: statistics_type = 0
-    integer(c_int32_t) :: timeout_ms = 0
     type(c_ptr) :: wait_ns = c_null_ptr
-    type(c_ptr) :: token_range = c_null_ptr
-  end type mep_dispatch_receive_t
-
-  type, bind(C), public :: mep_combine_send_t
-    integer(c_int32_t) :: struct_size = 24
-    integer(c_int32_t) :: flags = 0
-    type(c_ptr) :: y = c_null_ptr
-    type(c_ptr) :: topk_weights = c_null_ptr
-  end type mep_combine_send_t
-
-  type, bind(C), public :: mep_combine_receive_t
-    integer(c_int32_t) :: struct_size = 104
-    integer(c_int32_t) :: flags = 0
-    integer(c_int32_t) :: num_tokens = 0
+    integer(c_int32_t) :: statistics_type = 0
     integer(c_int32_t) :: reserved = 0
+  end type mep_dispatch_options_t
+
+  type, bind(C), public :: mep_combine_options_t
+    integer(c_int32_t) :: struct_size = 96
+    integer(c_int32_t) :: flags = 0
+    type(c_ptr) :: topk_weights = c_null_ptr
     type(c_ptr) :: weights = c_null_ptr
     type(c_ptr) :: bias = c_null_ptr
-    type(c_ptr) :: out = c_null_ptr
     integer(c_int64_t) :: out_stride_bytes = 0
     type(c_ptr) :: op_status = c_null_ptr
     integer(c_int64_t) :: op_status_bytes = 0
-    type(c_ptr) :: topk_weights = c_null_ptr
+    type(c_ptr) :: recv_topk_weights = c_null_ptr
     type(c_ptr) :: wait_ns = c_null_ptr
+    integer(c_int32_t) :: num_tokens = 0
     integer(c_int32_t) :: timeout_ms = 0
-    integer(c_int32_t) :: reserved2 = 0
     type(c_ptr) :: token_bias = c_null_ptr
     type(c_ptr) :: token_bias2 = c_null_ptr
-  end type mep_combine_receive_t
+  end type mep_combine_options_t
 end module mep_types

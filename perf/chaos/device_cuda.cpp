@@ -68,7 +68,7 @@ bool device_is_built() {
 }
 std::unique_ptr<Device> make_device(mep_comm_t comm, size_t bytes) {
   int32_t number = 0;
-  perf::require(mep_comm_device(comm, &number), "mep_comm_device");
+  perf::require(mep_comm_device(comm, nullptr, &number), "mep_comm_device");
   return std::make_unique<CudaDevice>(comm, number, bytes);
 }
 

@@ -216,14 +216,9 @@ bool EpPlayer::dispatch(const Step& step, Object* object, uint32_t index, Halves
   const EpShape& shape = player_.program_.eps[step.ep];
   Buffer& buffer = *object->buffers[index];
   const bool receives = halves != Halves::kSend;
-  mep_dispatch_send_t send;
-  mep_dispatch_receive_t receive;
-  mep_dispatch_send_defaults(&send);
-  mep_dispatch_receive_defaults(&receive);
-  send.num_tokens = buffer.data->tokens(player_.comms_[shape.comm].members.rank);
-  send.x = buffer.x.get();
-  send.topk_idx = buffer.routing.get();
-  send.topk_weights = buffer.weights.get();
+  mep_dispatch_options_t receive;
+  mep_dispatch_options_defaults(&receive);
+  const uint32_t tokens = buffer.data->tokens(player_.comms_[shape.comm].members.rank);
   if (shape.high_throughput) receive.recv_total = buffer.total.get();
   give_status(&buffer, &receive);
   if (shape.own_memory) {
@@ -237,8 +232,16 @@ bool EpPlayer::dispatch(const Step& step, Object* object, uint32_t index, Halves
   Ranks ranks;
   const mep_op_info_t before = last_op(*object, index, &ranks);
   player_.begin(What::kDispatch, part, shape.comm);
-  mep_result_t result = mep_dispatch(buffer.handle, halves != Halves::kReceive ? &send : nullptr,
-                                     receives ? &receive : nullptr, stream());
+  mep_result_t result = MEP_SUCCESS;
+  if (halves == Halves::kReceive) {
+    result = mep_dispatch_receive(buffer.handle, nullptr, &receive, stream());
+  } else if (receives) {
+    result = mep_dispatch(buffer.handle, buffer.x.get(), buffer.routing.get(), buffer.weights.get(),
+                          tokens, nullptr, &receive, stream());
+  } else {
+    result = mep_dispatch_send(buffer.handle, buffer.x.get(), buffer.routing.get(),
+                               buffer.weights.get(), tokens, nullptr, stream());
+  }
   const bool ended = note(What::kDispatch, step, object, index, part, &result, before, &ranks);
   if (!receives) {
     buffer.sent = is_uniform() || result == MEP_SUCCESS ? Sent::kDispatch : Sent::kNothing;
@@ -268,20 +271,23 @@ bool EpPlayer::combine(const Step& step, Object* object, uint32_t index, Halves 
   const EpShape& shape = player_.program_.eps[step.ep];
   Buffer& buffer = *object->buffers[index];
   const bool receives = halves != Halves::kSend;
-  mep_combine_send_t send;
-  mep_combine_receive_t receive;
-  mep_combine_send_defaults(&send);
-  mep_combine_receive_defaults(&receive);
-  send.y = shape.own_memory ? buffer.y.get() : buffer.view.combine_input;
-  receive.out = buffer.out.get();
+  mep_combine_options_t receive;
+  mep_combine_options_defaults(&receive);
+  const void* const y = shape.own_memory ? buffer.y.get() : buffer.view.combine_input;
   give_status(&buffer, &receive);
   const Operation operation = receives ? kCombineReceive : kCombineSend;
   const uint32_t part = part_of(iteration_, index, operation);
   Ranks ranks;
   const mep_op_info_t before = last_op(*object, index, &ranks);
   player_.begin(What::kCombine, part, shape.comm);
-  mep_result_t result = mep_combine(buffer.handle, halves != Halves::kReceive ? &send : nullptr,
-                                    receives ? &receive : nullptr, stream());
+  mep_result_t result = MEP_SUCCESS;
+  if (halves == Halves::kReceive) {
+    result = mep_combine_receive(buffer.handle, buffer.out.get(), &receive, stream());
+  } else if (receives) {
+    result = mep_combine(buffer.handle, y, buffer.out.get(), &receive, stream());
+  } else {
+    result = mep_combine_send(buffer.handle, y, nullptr, stream());
+  }
   const bool ended = note(What::kCombine, step, object, index, part, &result, before, &ranks);
   if (!receives) {
     buffer.sent = is_uniform() || result == MEP_SUCCESS ? Sent::kCombine : Sent::kNothing;

@@ -80,11 +80,11 @@ void Generator::choose_job() {
       program_.transports = hosts == 1 ? "verbs" : "shm,verbs";
       break;
     case Mode::kPut:
-      program_.flags |= MEP_COMM_PUT_ONLY;
+      program_.maps = false;
       break;
     case Mode::kThreads:
       program_.transports.clear();
-      if (random_.percent(30)) program_.flags |= MEP_COMM_PUT_ONLY;
+      if (random_.percent(30)) program_.maps = false;
       break;
     default:
       break;

@@ -30,7 +30,6 @@ void Generator::stop_in_join() {
   }
   const bool is_long = random_.percent(65);
   if (is_long) program_.suspect_ms = kShortSuspectMs;
-  if (random_.percent(15)) program_.flags |= MEP_COMM_KILL_STOPPED;
 
   add_some_steps(kWorld, 0, 2);
   if (has_ep_) add_ep();

@@ -117,9 +117,7 @@ class Judge {
   }
   bool may_kill(const Fault& fault) const {
     if (only_stops(fault.kind)) return false;
-    if (fault.kind != FaultKind::kStopInJoin || fault.ends_killed) return true;
-    return (program_.flags & MEP_COMM_KILL_STOPPED) != 0 &&
-           program_.may_be_left_out(fault.slot, fault.generation);
+    return fault.kind != FaultKind::kStopInJoin || fault.ends_killed;
   }
   // With MEP_COMM_UNIFORM all ranks have one result of a dispatch or combine, where it ends.
   bool is_compared(const Record& record) const {

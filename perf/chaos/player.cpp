@@ -71,8 +71,7 @@ mep_comm_config_t config_of(const Program& program, uint32_t slot) {
   config.suspect_ms = program.suspect_ms * program.patience;
   config.transports = program.transports.c_str();
   if (program.device) {
-    config.flags |= MEP_COMM_SET_DEVICE;
-    config.device = MEP_DEVICE_BY_RANK;
+    config.device_type = MEP_DEVICE_CUDA_BY_RANK;
   }
   return config;
 }
@@ -121,6 +120,7 @@ bool Player::open() {
       }
       setenv("MEP_FAILPOINT", (point.point + "=kill").c_str(), 1);
     }
+    if (!program_.maps) setenv("MEP_MAP", "0", 1);
     const What what = joined_ ? What::kJoin : What::kInit;
     begin(what, 0, kWorld);
     Said said;

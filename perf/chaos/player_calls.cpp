@@ -67,7 +67,7 @@ uint8_t* Player::source_memory(const Comm& comm, size_t bytes) {
   if (capacity < bytes) {
     (void)mep_mem_free(comm.handle, memory);
     void* fresh = nullptr;
-    capacity = mep_mem_alloc(comm.handle, bytes, &fresh) == MEP_SUCCESS ? bytes : 0;
+    capacity = mep_mem_alloc(comm.handle, bytes, 0, 0, &fresh) == MEP_SUCCESS ? bytes : 0;
     memory = static_cast<uint8_t*>(fresh);
   }
   return capacity >= bytes ? memory : nullptr;
@@ -130,7 +130,7 @@ Player::Said Player::wait_for(mep_request_t* request) {
   mep_op_info_defaults(&said.info);
   said.info.failed = &said.failed;
   said.info.failed_words = 1;
-  said.result = mep_request_wait(request, UINT32_MAX, &said.info);
+  said.result = mep_request_wait(request, MEP_TIMEOUT_DEFAULT, nullptr, &said.info);
   said.has_info = true;
   return said;
 }
@@ -208,8 +208,8 @@ void Player::finish_batch(std::vector<PendingCall>& pending, bool one_comm) {
         said.result = mep_request_test(&entry.request, &done, &said.info);
       } else {
         const uint32_t limit = one_comm && own_.percent(70) ? UINT32_MAX : 0;
-        said.result = mep_request_wait(&entry.request, limit, &said.info);
-        done = said.result == MEP_IN_PROGRESS && entry.request != nullptr ? 0 : 1;
+        said.result = mep_request_wait(&entry.request, limit, &done, &said.info);
+        if (said.result == MEP_ERR_THREAD) done = 1;
       }
       if (done == 0) {
         ++i;

@@ -139,7 +139,7 @@ void Player::exchange_on_stream(const std::vector<std::unique_ptr<PendingMessage
 void Player::finish_message(PendingMessage* message) {
   const Comm& comm = comms_[world_];
   Said said;
-  said.result = mep_request_wait(&message->request, UINT32_MAX, nullptr);
+  said.result = mep_request_wait(&message->request, MEP_TIMEOUT_DEFAULT, nullptr, nullptr);
   // It fails by what became of the other rank, and of no third one.
   said.has_info = said.result == MEP_ERR_PEER_FAILED;
   mep_op_info_defaults(&said.info);

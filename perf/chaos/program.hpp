@@ -126,6 +126,7 @@ struct Program {
   std::vector<uint32_t> hosts;  // by slot
   std::string transports;
   uint32_t flags = 0;   // MEP_COMM_*
+  bool maps = true;     // else with MEP_MAP=0
   bool device = false;  // communicators are on GPUs
   bool dies_in_init = false;
   uint32_t suspect_ms = kSuspectMs;

@@ -182,7 +182,7 @@ void prepare_device(int32_t device) {
     throw PerfError(std::string("--device cuda: no usable GPU or driver here: ") +
                     (error != cudaSuccess ? cudaGetErrorString(error) : "CUDA sees none"));
   }
-  if (device != MEP_DEVICE_BY_RANK && device >= count) {
+  if (device >= count) {
     throw PerfError("--device cuda:" + std::to_string(device) + ": there are GPUs 0 to " +
                     std::to_string(count - 1));
   }
@@ -190,7 +190,7 @@ void prepare_device(int32_t device) {
 
 DeviceFloors measure_device(int32_t wanted) {
   DeviceFloors floors;
-  const int32_t device = wanted == MEP_DEVICE_BY_RANK ? 0 : wanted;
+  const int32_t device = std::max(wanted, 0);
   require_cuda(cudaSetDevice(device), "cudaSetDevice");
   cudaDeviceProp properties{};
   require_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
@@ -201,7 +201,7 @@ DeviceFloors measure_device(int32_t wanted) {
   floors.launch_us = launch_us();
   int count = 0;
   require_cuda(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
-  if (wanted != MEP_DEVICE_BY_RANK || count < 2) return floors;
+  if (wanted >= 0 || count < 2) return floors;
   int reaches[2] = {};
   require_cuda(cudaDeviceCanAccessPeer(&reaches[0], 0, 1), "cudaDeviceCanAccessPeer");
   require_cuda(cudaDeviceCanAccessPeer(&reaches[1], 1, 0), "cudaDeviceCanAccessPeer");

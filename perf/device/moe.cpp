@@ -143,15 +143,9 @@ void DeviceMoe::load_rounds() {
 }
 
 void DeviceMoe::dispatch() {
-  mep_dispatch_send_t args;
-  mep_dispatch_receive_t received;
-  mep_dispatch_send_defaults(&args);
-  mep_dispatch_receive_defaults(&received);
-  args.num_tokens = problem_.shape().tokens;
-  args.x = x_ + round_ * token_values();
-  args.topk_idx = topk_idx_ + round_ * entries();
-  args.topk_weights = topk_weights_ + round_ * entries();
-  require(mep_dispatch(buffers_[current_].handle, &args, &received, context_.stream()),
+  require(mep_dispatch(buffers_[current_].handle, x_ + round_ * token_values(),
+                       topk_idx_ + round_ * entries(), topk_weights_ + round_ * entries(),
+                       problem_.shape().tokens, nullptr, nullptr, context_.stream()),
           "mep_dispatch");
 }
 
@@ -175,13 +169,10 @@ void DeviceMoe::expert() {
 }
 
 void DeviceMoe::combine() {
-  mep_combine_send_t terms;
-  mep_combine_receive_t sums;
-  mep_combine_send_defaults(&terms);
-  mep_combine_receive_defaults(&sums);
-  terms.y = buffers_[current_].view.combine_input;
-  sums.out = out_ + round_ * token_values();
-  require(mep_combine(buffers_[current_].handle, &terms, &sums, context_.stream()), "mep_combine");
+  const auto& buffer = buffers_[current_];
+  require(mep_combine(buffer.handle, buffer.view.combine_input, out_ + round_ * token_values(),
+                      nullptr, context_.stream()),
+          "mep_combine");
 }
 
 void DeviceMoe::fetch_received() {

@@ -103,7 +103,7 @@ class CudaRank : public DeviceRank {
 
 std::unique_ptr<DeviceRank> make_device_rank(mep_comm_t comm) {
   int32_t device = 0;
-  require(mep_comm_device(comm, &device), "mep_comm_device");
+  require(mep_comm_device(comm, nullptr, &device), "mep_comm_device");
   return std::make_unique<CudaRank>(comm, device);
 }
 

@@ -62,7 +62,7 @@ void print_gpus() {
   for (int32_t device = 0; device < count; ++device) print_gpu(device, count);
   if (count > 1) {
     print_line("by rank", "local rank n is given GPU n modulo " + std::to_string(count) +
-                              " (MEP_DEVICE_BY_RANK, mep_perf --device cuda)");
+                              " (MEP_DEVICE_CUDA_BY_RANK, mep_perf --device cuda)");
   }
 #else
   print_line("none", std::string("built without CUDA: ") + build_info().cuda_note);

@@ -40,7 +40,7 @@ if len(sys.argv) > 1:
             exported[name] = (kind, version.lstrip("@"))
     findings.same_names("libmep.so against mep.h", declared, exported)
     for name, (kind, version) in exported.items():
-        findings.same(f"{name} in libmep.so", ("T", "MEP_0.3"), (kind, version))
+        findings.same(f"{name} in libmep.so", ("T", "MEP_0.4"), (kind, version))
     # MPI belongs to libmep_mpi.so alone.
     needed = subprocess.run(["readelf", "-d", sys.argv[1]], check=True, text=True,
                             stdout=subprocess.PIPE).stdout

@@ -71,8 +71,10 @@ static void start_up(void** state) {
   config.transports = "carrier-pigeon";
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_init(&config, &out));
   config.transports = NULL;
-  config.flags |= MEP_COMM_SET_DEVICE;
-  config.device = -2; /* neither a GPU nor MEP_DEVICE_BY_RANK */
+  config.device_type = 3; /* a device of the future */
+  EXPECT(MEP_ERR_UNSUPPORTED, mep_comm_init(&config, &out));
+  config.device_type = MEP_DEVICE_CUDA;
+  config.device = -2; /* no GPU */
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_init(&config, &out));
   config.device = 9999; /* no machine has it; a build without CUDA has none */
   const mep_result_t result = mep_comm_init(&config, &out);
@@ -98,44 +100,41 @@ static void start_up(void** state) {
 static void properties(void** state) {
   (void)state;
   int32_t number = 77;
+  mep_device_type_t type = 77;
   uint64_t epoch = 77;
-  const char* text = NULL;
   void* memory = NULL;
   mep_memory_t kept = NULL;
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_rank(NULL, &number));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_rank(comm, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_size(NULL, &number));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_size(comm, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_live(NULL, &number));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_live(comm, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_live_count(NULL, &number));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_live_count(comm, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_epoch(NULL, &epoch));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_epoch(comm, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_device(NULL, &number));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_device(comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_device(NULL, &type, &number));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_device(comm, NULL, NULL));
   assert_int_equal(number, 77);
   assert_int_equal(epoch, 77);
-  EXPECT(MEP_SUCCESS, mep_comm_device(comm, &number));
-  assert_int_equal(number, -1); /* host memory */
+  EXPECT(MEP_SUCCESS, mep_comm_device(comm, &type, &number));
+  assert_true(type == MEP_DEVICE_HOST && number == 0);
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_set_timeout(NULL, 1000));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_set_timeout(comm, 0));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_transport(NULL, 0, &text));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_transport(comm, 0, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_transport(comm, 1, &text));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_transport(comm, -1, &text));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_mem_alloc(NULL, 1, &memory));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_mem_alloc(comm, 1, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_mem_alloc(comm, SIZE_MAX, &memory));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_mem_alloc(NULL, 1, 0, 0, &memory));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_mem_alloc(comm, 1, 0, 0, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_mem_alloc(comm, 1, 1, 0, &memory));    /* flags */
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_mem_alloc(comm, 1, 0, 24, &memory));   /* no power */
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_mem_alloc(comm, 1, 0, 8192, &memory)); /* too much */
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_mem_alloc(comm, SIZE_MAX, 0, 0, &memory));
   assert_null(memory);
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_mem_free(NULL, &number));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_mem_free(comm, &number)); /* not from mep_mem_alloc */
   MUST(mep_mem_free(comm, NULL));
-  MUST(mep_mem_alloc(comm, 5000, &memory));
+  MUST(mep_mem_alloc(comm, 5000, 0, 0, &memory));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_mem_free(comm, (char*)memory + 64));
   MUST(mep_mem_free(comm, memory));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_mem_free(comm, memory)); /* twice */
-  MUST(mep_mem_alloc(comm, 5000, &memory));
+  MUST(mep_mem_alloc(comm, 5000, 0, 0, &memory));
   memset(memory, 7, 5000);
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_mem_free_keep(NULL, memory, &kept));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_mem_free_keep(comm, memory, NULL));
@@ -161,12 +160,12 @@ static void resources_run_out(void** state) {
   none = before;
   none.rlim_cur = 0;
   assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
-  EXPECT(MEP_ERR_NO_MEMORY, mep_mem_alloc(comm, 5000, &memory));
+  EXPECT(MEP_ERR_NO_MEMORY, mep_mem_alloc(comm, 5000, 0, 0, &memory));
   EXPECT(MEP_ERR_NO_MEMORY, mep_comm_init_all(1, NULL, &other));
   assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
   assert_null(memory);
   assert_null(other);
-  MUST(mep_mem_alloc(comm, 5000, &memory));
+  MUST(mep_mem_alloc(comm, 5000, 0, 0, &memory));
   MUST(mep_mem_free(comm, memory));
 }
 
@@ -359,8 +358,9 @@ static void nonblocking(void** state) {
   assert_null(request);
 
   mep_op_info_defaults(&info);
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_wait(NULL, 0, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_wait(&request, 0, NULL)); /* *request is NULL */
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_wait(NULL, 0, &number, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_wait(&request, 0, &number, NULL)); /* NULL */
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_wait(&request, 0, NULL, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_test(NULL, &number, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_test(&request, &number, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_info(NULL, &info));
@@ -369,7 +369,7 @@ static void nonblocking(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_test(&request, NULL, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_info(request, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_event_fd(request, NULL));
-  MUST(mep_request_wait(&request, UINT32_MAX, &info));
+  MUST(mep_request_wait(&request, MEP_TIMEOUT_DEFAULT, NULL, &info));
   assert_null(request);
 }
 
@@ -514,13 +514,12 @@ static int calls_in_child(void) {
   const mep_result_t results[] = {
       mep_comm_rank(comm, &number),
       mep_comm_size(comm, &number),
-      mep_comm_live(comm, &number),
+      mep_comm_live_count(comm, &number),
       mep_comm_lost_ranks(comm, &number, NULL),
       mep_comm_epoch(comm, &word),
-      mep_comm_device(comm, &number),
+      mep_comm_device(comm, NULL, &number),
       mep_comm_set_timeout(comm, 1000),
-      mep_comm_transport(comm, 0, &text),
-      mep_mem_alloc(comm, 1, &memory),
+      mep_mem_alloc(comm, 1, 0, 0, &memory),
       mep_comm_last_op(comm, &info),
       mep_barrier(comm, NULL),
       mep_broadcast(a, b, 2, MEP_FLOAT32, 0, comm, NULL),

@@ -29,33 +29,24 @@ static mep_ep_config_t good_config(void) {
   return config;
 }
 
-static mep_dispatch_send_t good_input(Fixture* f) {
-  mep_dispatch_send_t send;
-  mep_dispatch_send_defaults(&send);
-  send.num_tokens = kTokens;
-  send.x = f->x;
-  send.topk_idx = f->topk_idx;
-  return send;
+static mep_dispatch_options_t dispatch_options(void) {
+  mep_dispatch_options_t options;
+  mep_dispatch_options_defaults(&options);
+  return options;
 }
 
-static mep_dispatch_receive_t good_output(void) {
-  mep_dispatch_receive_t receive;
-  mep_dispatch_receive_defaults(&receive);
-  return receive;
+static mep_combine_options_t combine_options(void) {
+  mep_combine_options_t options;
+  mep_combine_options_defaults(&options);
+  return options;
 }
 
-static mep_combine_send_t good_terms(Fixture* f) {
-  mep_combine_send_t send;
-  mep_combine_send_defaults(&send);
-  send.y = f->view.combine_input;
-  return send;
+/* Calls with right arguments but for options, which may be NULL. */
+static mep_result_t dispatch_with(Fixture* f, const mep_dispatch_options_t* options) {
+  return mep_dispatch(f->handle, f->x, f->topk_idx, NULL, kTokens, NULL, options, NULL);
 }
-
-static mep_combine_receive_t good_sums(Fixture* f) {
-  mep_combine_receive_t receive;
-  mep_combine_receive_defaults(&receive);
-  receive.out = f->out;
-  return receive;
+static mep_result_t combine_with(Fixture* f, const mep_combine_options_t* options) {
+  return mep_combine(f->handle, f->view.combine_input, f->out, options, NULL);
 }
 
 static int set_up(void** state) {
@@ -179,53 +170,36 @@ static void objects(void** state) {
   MUST(mep_ep_set_expert_map(f->ep, NULL));
 }
 
-static void dispatch_all(Fixture* f) {
-  const mep_dispatch_send_t send = good_input(f);
-  const mep_dispatch_receive_t receive = good_output();
-  MUST(mep_dispatch(f->handle, &send, &receive, NULL));
-}
-
 static void finish(Fixture* f) {
-  const mep_combine_send_t send = good_terms(f);
-  const mep_combine_receive_t receive = good_sums(f);
-  MUST(mep_combine(f->handle, &send, &receive, NULL));
+  MUST(combine_with(f, NULL));
 }
 
-/* One field of good arguments set to a wrong value. */
-#define BAD_INPUT(code, field, value)                               \
-  do {                                                              \
-    mep_dispatch_send_t send = good_input(f);                       \
-    const mep_dispatch_receive_t receive = good_output();           \
-    send.field = (value);                                           \
-    EXPECT((code), mep_dispatch(f->handle, &send, &receive, NULL)); \
-  } while (0)
-#define BAD_OUTPUT(code, field, value)                              \
-  do {                                                              \
-    const mep_dispatch_send_t send = good_input(f);                 \
-    mep_dispatch_receive_t receive = good_output();                 \
-    receive.field = (value);                                        \
-    EXPECT((code), mep_dispatch(f->handle, &send, &receive, NULL)); \
+/* One option set to a wrong value. */
+#define BAD_OPTION(code, field, value)                   \
+  do {                                                   \
+    mep_dispatch_options_t options = dispatch_options(); \
+    options.field = (value);                             \
+    EXPECT((code), dispatch_with(f, &options));          \
   } while (0)
 
 /* A record without room for its header, one that lies wrong, and the smallest that works. */
 static void statuses(void** state) {
   Fixture* f = *state;
-  const mep_dispatch_send_t send = good_input(f);
-  mep_dispatch_receive_t receive = good_output();
+  mep_dispatch_options_t options = dispatch_options();
   uint64_t record[6] = {7, 7, 7, 7, 7, 7};
   const mep_op_status_t* status = (const mep_op_status_t*)record;
   assert_int_equal(mep_op_status_size(1), 48);
   assert_int_equal(mep_op_status_size(64), 48);
   assert_int_equal(mep_op_status_size(65), 56);
-  receive.op_status = (mep_op_status_t*)record;
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(f->handle, &send, &receive, NULL));
-  receive.op_status_bytes = sizeof *status - 1;
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(f->handle, &send, &receive, NULL));
-  receive.op_status_bytes = sizeof *status;
-  receive.op_status = (mep_op_status_t*)(void*)((char*)record + 4);
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(f->handle, &send, &receive, NULL));
-  receive.op_status = (mep_op_status_t*)record;
-  MUST(mep_dispatch(f->handle, &send, &receive, NULL));
+  options.op_status = (mep_op_status_t*)record;
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, dispatch_with(f, &options));
+  options.op_status_bytes = sizeof *status - 1;
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, dispatch_with(f, &options));
+  options.op_status_bytes = sizeof *status;
+  options.op_status = (mep_op_status_t*)(void*)((char*)record + 4);
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, dispatch_with(f, &options));
+  options.op_status = (mep_op_status_t*)record;
+  MUST(dispatch_with(f, &options));
   assert_int_equal(status->version, MEP_OP_STATUS_VERSION);
   assert_int_equal(status->failed_words, 0);
   assert_int_equal(record[5], 7);
@@ -234,29 +208,44 @@ static void statuses(void** state) {
 
 static void dispatches(void** state) {
   Fixture* f = *state;
-  mep_dispatch_send_t send = good_input(f);
-  mep_dispatch_receive_t receive = good_output();
+  mep_dispatch_options_t options = dispatch_options();
+  mep_ep_view_t view;
   char small[16];
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(NULL, &send, &receive, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(f->handle, NULL, NULL, NULL));
-  EXPECT(MEP_ERR_UNSUPPORTED, mep_dispatch(f->handle, &send, &receive, small)); /* no stream here */
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(f->handle, NULL, &receive, NULL)); /* none sent */
-  BAD_INPUT(MEP_ERR_INVALID_ARGUMENT, num_tokens, kTokens + 1);
-  BAD_INPUT(MEP_ERR_INVALID_ARGUMENT, x, NULL);
-  BAD_INPUT(MEP_ERR_INVALID_ARGUMENT, topk_idx, NULL);
-  BAD_INPUT(MEP_ERR_INVALID_ARGUMENT, topk_idx_type, MEP_FLOAT32);
-  BAD_INPUT(MEP_ERR_INVALID_ARGUMENT, x_stride_bytes, 4); /* less than a row */
-  BAD_INPUT(MEP_ERR_INVALID_ARGUMENT, flags, 1);
-  BAD_OUTPUT(MEP_ERR_INVALID_ARGUMENT, flags, 1);
-  BAD_OUTPUT(MEP_ERR_INVALID_ARGUMENT, recv_scales, small); /* there are none */
-  BAD_OUTPUT(MEP_ERR_INVALID_ARGUMENT, src_info, (int32_t*)f->view.src_info);
-  BAD_OUTPUT(MEP_ERR_INVALID_ARGUMENT, recv_topk_weights, &f->weights[0][0]);
-  BAD_OUTPUT(MEP_ERR_INVALID_ARGUMENT, statistics_type, MEP_UINT32);
-  receive.recv_x = small;
-  receive.recv_capacity = sizeof small;
-  EXPECT(MEP_ERR_CAPACITY, mep_dispatch(f->handle, &send, &receive, NULL));
-  receive = good_output(); /* the rows are there all the same: received in another way */
-  MUST(mep_dispatch(f->handle, NULL, &receive, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT,
+         mep_dispatch(NULL, f->x, f->topk_idx, NULL, kTokens, NULL, NULL, NULL));
+  EXPECT(MEP_ERR_UNSUPPORTED, mep_dispatch(f->handle, f->x, f->topk_idx, NULL, kTokens, NULL, NULL,
+                                           small)); /* no stream here */
+  EXPECT(MEP_ERR_INVALID_ARGUMENT,
+         mep_dispatch_receive(f->handle, NULL, NULL, NULL)); /* none sent */
+  EXPECT(MEP_ERR_INVALID_ARGUMENT,
+         mep_dispatch(f->handle, f->x, f->topk_idx, NULL, kTokens + 1, NULL, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT,
+         mep_dispatch(f->handle, NULL, f->topk_idx, NULL, kTokens, NULL, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT,
+         mep_dispatch_send(f->handle, f->x, NULL, NULL, kTokens, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT,
+         mep_dispatch_counts(f->handle, f->x, f->topk_idx, NULL, kTokens, NULL,
+                             NULL)); /* belongs to high throughput */
+  view.struct_size = 4;              /* nothing is sent */
+  EXPECT(MEP_ERR_INVALID_ARGUMENT,
+         mep_dispatch(f->handle, f->x, f->topk_idx, NULL, kTokens, &view, NULL, NULL));
+  BAD_OPTION(MEP_ERR_INVALID_ARGUMENT, topk_idx_type, MEP_FLOAT32);
+  BAD_OPTION(MEP_ERR_INVALID_ARGUMENT, x_stride_bytes, 4);  /* less than a row */
+  BAD_OPTION(MEP_ERR_INVALID_ARGUMENT, flags, 1);           /* no replay in this layout */
+  BAD_OPTION(MEP_ERR_INVALID_ARGUMENT, flags, 2);           /* a flag of the future */
+  BAD_OPTION(MEP_ERR_INVALID_ARGUMENT, reserved, 1);        /* a field of the future */
+  BAD_OPTION(MEP_ERR_INVALID_ARGUMENT, recv_scales, small); /* there are none */
+  BAD_OPTION(MEP_ERR_INVALID_ARGUMENT, src_info, (int32_t*)f->view.src_info);
+  BAD_OPTION(MEP_ERR_INVALID_ARGUMENT, recv_topk_weights, &f->weights[0][0]);
+  BAD_OPTION(MEP_ERR_INVALID_ARGUMENT, statistics_type, MEP_UINT32);
+  options.recv_x = small;
+  options.recv_capacity = sizeof small;
+  EXPECT(MEP_ERR_CAPACITY,
+         mep_dispatch(f->handle, f->x, f->topk_idx, NULL, kTokens, NULL, &options, NULL));
+  /* The rows are there all the same: received in another way. */
+  mep_ep_view_defaults(&view);
+  MUST(mep_dispatch_receive(f->handle, &view, NULL, NULL));
+  assert_true(view.recv_x == f->view.recv_x && view.combine_input == f->view.combine_input);
   finish(f);
 
   int32_t rows[kExperts];
@@ -271,72 +260,70 @@ static void dispatches(void** state) {
 
   /* Bad routing names token and value, and nothing is sent. */
   f->topk_idx[2][1] = kExperts;
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(f->handle, &send, &receive, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, dispatch_with(f, NULL));
   assert_non_null(strstr(mep_last_error(), "2"));
   assert_non_null(strstr(mep_last_error(), "4"));
   f->topk_idx[2][1] = -2;
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(f->handle, &send, &receive, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, dispatch_with(f, NULL));
   f->topk_idx[2][1] = f->topk_idx[2][0]; /* twice */
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(f->handle, &send, &receive, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, dispatch_with(f, NULL));
   f->topk_idx[2][1] = 3;
 
-  MUST(mep_dispatch(f->handle, &send, NULL, NULL));
-  EXPECT(MEP_ERR_BUSY, mep_dispatch(f->handle, &send, NULL, NULL)); /* not received yet */
+  MUST(mep_dispatch_send(f->handle, f->x, f->topk_idx, NULL, kTokens, NULL, NULL));
+  EXPECT(MEP_ERR_BUSY, mep_dispatch_send(f->handle, f->x, f->topk_idx, NULL, kTokens, NULL,
+                                         NULL)); /* not received yet */
   EXPECT(MEP_ERR_BUSY, mep_ep_handle_destroy(f->handle));
-  const mep_combine_send_t terms = good_terms(f);
-  const mep_combine_receive_t sums = good_sums(f);
-  EXPECT(MEP_ERR_BUSY, mep_combine(f->handle, &terms, &sums, NULL));
-  MUST(mep_dispatch(f->handle, NULL, &receive, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(f->handle, NULL, &receive, NULL)); /* is received */
+  EXPECT(MEP_ERR_BUSY, mep_combine(f->handle, f->view.combine_input, f->out, NULL, NULL));
+  EXPECT(MEP_ERR_BUSY, mep_dispatch(f->handle, f->x, f->topk_idx, NULL, kTokens, NULL, NULL, NULL));
+  MUST(mep_dispatch_receive(f->handle, NULL, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch_receive(f->handle, NULL, NULL, NULL)); /* it is */
   finish(f);
 }
 
-#define BAD_SUMS(field, value)                                                       \
-  do {                                                                               \
-    mep_combine_receive_t receive = good_sums(f);                                    \
-    receive.field = (value);                                                         \
-    EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, &send, &receive, NULL)); \
+#define BAD_SUMS(field, value)                                   \
+  do {                                                           \
+    mep_combine_options_t options = combine_options();           \
+    options.field = (value);                                     \
+    EXPECT(MEP_ERR_INVALID_ARGUMENT, combine_with(f, &options)); \
   } while (0)
+
+#define BAD_OUT(value) \
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, f->view.combine_input, value, NULL, NULL))
 
 static void combines(void** state) {
   Fixture* f = *state;
-  const mep_dispatch_send_t dispatch = good_input(f);
-  dispatch_all(f);
-  mep_combine_send_t send = good_terms(f);
-  mep_combine_receive_t receive = good_sums(f);
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(NULL, &send, &receive, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, NULL, NULL, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, NULL, &receive, NULL)); /* none sent */
-  EXPECT(MEP_ERR_UNSUPPORTED, mep_combine(f->handle, &send, &receive, f));
-  BAD_SUMS(out, NULL);
-  BAD_SUMS(out, f->view.combine_input); /* the library's own memory, whole or in part */
-  BAD_SUMS(out, (char*)f->view.recv_x + sizeof(float));
+  void* const y = f->view.combine_input;
+  MUST(dispatch_with(f, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(NULL, y, f->out, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT,
+         mep_combine_receive(f->handle, f->out, NULL, NULL));              /* none sent */
+  EXPECT(MEP_ERR_UNSUPPORTED, mep_combine(f->handle, y, f->out, NULL, f)); /* no stream here */
+  BAD_OUT(NULL);
+  BAD_OUT(y); /* the library's own memory, whole or in part */
+  BAD_OUT((char*)f->view.recv_x + sizeof(float));
   BAD_SUMS(out_stride_bytes, 4);
   BAD_SUMS(num_tokens, kTokens - 1); /* made for another dispatch */
   BAD_SUMS(flags, 1u << 31);
   BAD_SUMS(op_status, (mep_op_status_t*)f->out); /* of no bytes */
-  send.y = NULL;
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, &send, &receive, NULL));
-  send = good_terms(f);
-  send.flags = 1;
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, &send, &receive, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, NULL, f->out, NULL, NULL));
 
-  send = good_terms(f);
-  receive.num_tokens = kTokens;
-  MUST(mep_combine(f->handle, &send, NULL, NULL));
-  EXPECT(MEP_ERR_BUSY, mep_combine(f->handle, &send, NULL, NULL));
-  EXPECT(MEP_ERR_BUSY, mep_dispatch(f->handle, &dispatch, NULL, NULL));
+  mep_combine_options_t options = combine_options();
+  options.num_tokens = kTokens;
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine_send(f->handle, NULL, NULL, NULL));
+  MUST(mep_combine_send(f->handle, y, NULL, NULL));
+  EXPECT(MEP_ERR_BUSY, mep_combine_send(f->handle, y, NULL, NULL));
+  EXPECT(MEP_ERR_BUSY, mep_dispatch_send(f->handle, f->x, f->topk_idx, NULL, kTokens, NULL, NULL));
   EXPECT(MEP_ERR_BUSY, mep_ep_handle_destroy(f->handle));
-  MUST(mep_combine(f->handle, NULL, &receive, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, NULL, &receive, NULL));  /* is received */
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, &send, &receive, NULL)); /* combined */
+  MUST(mep_combine_receive(f->handle, f->out, &options, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine_receive(f->handle, f->out, NULL, NULL)); /* it is */
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, combine_with(f, NULL)); /* combined */
 }
 
 static void info_needs_room(void** state) {
   Fixture* f = *state;
   mep_op_info_t info;
   uint64_t bits[1] = {0};
-  dispatch_all(f);
+  MUST(dispatch_with(f, NULL));
   finish(f);
   mep_op_info_defaults(&info);
   info.contributors = bits;
@@ -351,10 +338,6 @@ static int calls_in_child(Fixture* f) {
   mep_ep_t ep = NULL;
   mep_ep_handle_t handle = NULL;
   const mep_ep_config_t config = good_config();
-  const mep_dispatch_send_t input = good_input(f);
-  const mep_dispatch_receive_t output = good_output();
-  const mep_combine_send_t terms = good_terms(f);
-  const mep_combine_receive_t sums = good_sums(f);
   mep_ep_view_defaults(&view);
   mep_op_info_defaults(&info);
   mep_ep_size_defaults(&size);
@@ -366,8 +349,13 @@ static int calls_in_child(Fixture* f) {
       mep_ep_set_expert_map(f->ep, NULL),
       mep_ep_buffer_view(f->ep, 0, &view),
       mep_dispatch_layout(f->comm, f->topk_idx, 0, 1, 1, 1, NULL, NULL, NULL, NULL),
-      mep_dispatch(f->handle, &input, &output, NULL),
-      mep_combine(f->handle, &terms, &sums, NULL),
+      dispatch_with(f, NULL),
+      mep_dispatch_send(f->handle, f->x, f->topk_idx, NULL, kTokens, NULL, NULL),
+      mep_dispatch_counts(f->handle, f->x, f->topk_idx, NULL, kTokens, NULL, NULL),
+      mep_dispatch_receive(f->handle, &view, NULL, NULL),
+      combine_with(f, NULL),
+      mep_combine_send(f->handle, f->view.combine_input, NULL, NULL),
+      mep_combine_receive(f->handle, f->out, NULL, NULL),
       mep_ep_last_op(f->ep, 0, &info),
       mep_ep_handle_destroy(f->handle),
       mep_ep_destroy(f->ep),

@@ -131,70 +131,79 @@ static void requests(void** state) {
   mep_request_t both[3] = {NULL, NULL, NULL};
   mep_result_t results[3];
   mep_op_info_t info;
-  int32_t index = 77;
+  int32_t index = 77, done = 77;
   mep_op_info_defaults(&info);
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_cancel(NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_cancel(&both[0])); /* *request is NULL */
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_waitall(-1, both, 0, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_waitall(1, NULL, 0, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_waitany(-1, both, 0, &index, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_waitany(1, NULL, 0, &index, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_waitany(1, both, 0, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_cancel(NULL, &done));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_cancel(&both[0], NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_waitall(0, both, 0, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_waitany(3, both, 0, NULL, &index, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_cancel(&both[0], &done)); /* *request is NULL */
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_waitall(-1, both, 0, &done, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_waitall(1, NULL, 0, &done, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_waitany(-1, both, 0, &done, &index, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_waitany(1, NULL, 0, &done, &index, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_waitany(1, both, 0, &done, NULL, NULL));
 
   /* Cancel a collective, and a send. */
   MUST(mep_ibarrier(comm, NULL, &both[0]));
-  EXPECT(MEP_ERR_UNSUPPORTED, mep_request_cancel(&both[0]));
+  EXPECT(MEP_ERR_UNSUPPORTED, mep_request_cancel(&both[0], &done));
   assert_non_null(both[0]);
   MUST(mep_isend(a, 1, MEP_FLOAT32, 0, 1, comm, NULL, &both[1]));
-  EXPECT(MEP_ERR_UNSUPPORTED, mep_request_cancel(&both[1]));
-  MUST(mep_request_waitall(2, both, UINT32_MAX, results));
+  EXPECT(MEP_ERR_UNSUPPORTED, mep_request_cancel(&both[1], &done));
+  MUST(mep_request_waitall(2, both, MEP_TIMEOUT_DEFAULT, NULL, results));
   assert_true(both[0] == NULL && both[1] == NULL && results[0] == 0 && results[1] == 0);
   /* Cancel a receive whose message has come. */
   MUST(mep_irecv(b, 1, MEP_FLOAT32, 0, 1, comm, NULL, NULL, &both[0]));
-  EXPECT(MEP_IN_PROGRESS, mep_request_cancel(&both[0]));
-  MUST(mep_request_wait(&both[0], UINT32_MAX, &info));
+  MUST(mep_request_cancel(&both[0], &done));
+  assert_true(done == 0 && both[0] != NULL);
+  MUST(mep_request_wait(&both[0], MEP_TIMEOUT_DEFAULT, NULL, &info));
   assert_true(b[0] == 1 && info.result == MEP_SUCCESS);
 
   /* Cancel one that waits: it takes nothing any more. */
   MUST(mep_irecv(b, 8, MEP_FLOAT32, 0, 1, comm, NULL, NULL, &both[1]));
   results[0] = results[1] = results[2] = 77;
-  EXPECT(MEP_IN_PROGRESS, mep_request_waitall(3, both, kShort, results));
-  assert_true(results[0] == 0 && results[1] == MEP_IN_PROGRESS && results[2] == 0);
-  EXPECT(MEP_IN_PROGRESS, mep_request_waitany(3, both, kShort, &index, NULL));
-  assert_int_equal(index, -1);
+  done = 77;
+  MUST(mep_request_waitall(3, both, kShort, &done, results));
+  assert_true(done == 0 && results[0] == 0 && results[1] == MEP_IN_PROGRESS && results[2] == 0);
+  done = 77;
+  MUST(mep_request_waitany(3, both, kShort, &done, &index, NULL));
+  assert_true(done == 0 && index == -1);
   assert_non_null(both[1]);
   MUST(mep_request_info(both[1], &info));
   assert_int_equal(info.result, MEP_IN_PROGRESS);
-  MUST(mep_request_cancel(&both[1]));
-  assert_null(both[1]);
+  MUST(mep_request_cancel(&both[1], &done));
+  assert_true(done == 1 && both[1] == NULL);
   send_number(6, 1);
   assert_true(receive_number(1) == 6 && b[0] == 1);
 
   /* Nothing to wait for. */
   index = 77;
-  MUST(mep_request_waitall(3, both, 0, results));
-  MUST(mep_request_waitall(0, NULL, 0, NULL));
-  MUST(mep_request_waitany(3, both, 0, &index, NULL));
-  assert_int_equal(index, -1);
+  done = 77;
+  MUST(mep_request_waitall(3, both, 0, &done, results));
+  assert_int_equal(done, 1);
+  MUST(mep_request_waitall(0, NULL, 0, &done, NULL));
+  done = 77;
+  MUST(mep_request_waitany(3, both, 0, &done, &index, NULL));
+  assert_true(done == 1 && index == -1);
 
   /* The one that can end does. */
   MUST(mep_irecv(&b[0], 1, MEP_FLOAT32, 0, 1, comm, NULL, NULL, &both[0]));
   MUST(mep_irecv(&b[1], 1, MEP_FLOAT32, 0, 2, comm, NULL, NULL, &both[2]));
   send_number(7, 2);
-  MUST(mep_request_waitany(3, both, UINT32_MAX, &index, &info));
-  assert_true(index == 2 && both[2] == NULL && both[0] != NULL && b[1] == 7);
-  MUST(mep_request_cancel(&both[0]));
+  MUST(mep_request_waitany(3, both, MEP_TIMEOUT_DEFAULT, &done, &index, &info));
+  assert_true(done == 1 && index == 2 && both[2] == NULL && both[0] != NULL && b[1] == 7);
+  MUST(mep_request_cancel(&both[0], &done));
 
   /* A failure is the result of its own request, and of the call. */
   send_number(1, 1);
   send_number(2, 2);
   MUST(mep_irecv(&b[0], 1, MEP_FLOAT32, 0, 1, comm, NULL, NULL, &both[0]));
   MUST(mep_irecv(&b[1], 1, MEP_INT32, 0, 2, comm, NULL, NULL, &both[1]));
-  EXPECT(MEP_ERR_MISMATCH, mep_request_waitall(2, both, UINT32_MAX, results));
+  EXPECT(MEP_ERR_MISMATCH, mep_request_waitall(2, both, MEP_TIMEOUT_DEFAULT, NULL, results));
   assert_true(results[0] == MEP_SUCCESS && results[1] == MEP_ERR_MISMATCH && b[0] == 1);
   assert_true(both[0] == NULL && both[1] == NULL);
   MUST(mep_irecv(&b[1], 1, MEP_INT32, 0, 2, comm, NULL, NULL, &both[1]));
-  EXPECT(MEP_ERR_MISMATCH, mep_request_waitany(2, both, UINT32_MAX, &index, &info));
+  EXPECT(MEP_ERR_MISMATCH, mep_request_waitany(2, both, MEP_TIMEOUT_DEFAULT, NULL, &index, &info));
   assert_true(index == 1 && info.result == MEP_ERR_MISMATCH);
   assert_true(receive_number(2) == 2);
 }
@@ -213,16 +222,17 @@ static void refused_lists_and_bitmaps(void** state) {
   MUST(mep_irecv(&got, 1, MEP_FLOAT32, 0, 1, comm, NULL, NULL, &list[0]));
   send_number(5, 1);
   list[2] = list[0];
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_waitall(3, list, UINT32_MAX, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_waitany(3, list, UINT32_MAX, &index, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_waitall(3, list, MEP_TIMEOUT_DEFAULT, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT,
+         mep_request_waitany(3, list, MEP_TIMEOUT_DEFAULT, NULL, &index, NULL));
   assert_true(list[0] != NULL && list[2] == list[0] && index == -1);
   list[2] = NULL;
-  EXPECT(MEP_ERR_CAPACITY, mep_request_wait(&list[0], UINT32_MAX, &info));
+  EXPECT(MEP_ERR_CAPACITY, mep_request_wait(&list[0], MEP_TIMEOUT_DEFAULT, NULL, &info));
   EXPECT(MEP_ERR_CAPACITY, mep_request_test(&list[0], &done, &info));
-  EXPECT(MEP_ERR_CAPACITY, mep_request_waitany(3, list, UINT32_MAX, &index, &info));
+  EXPECT(MEP_ERR_CAPACITY, mep_request_waitany(3, list, MEP_TIMEOUT_DEFAULT, NULL, &index, &info));
   assert_true(list[0] != NULL && done == 0 && index == -1);
   info.failed_words = 1;
-  MUST(mep_request_wait(&list[0], UINT32_MAX, &info));
+  MUST(mep_request_wait(&list[0], MEP_TIMEOUT_DEFAULT, NULL, &info));
   assert_true(got == value && list[0] == NULL);
 }
 

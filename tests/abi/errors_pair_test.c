@@ -150,7 +150,7 @@ static mep_result_t rank_1_leaves(Side* side) {
   int32_t live = 0;
   const mep_result_t second = mep_barrier(side->comm, NULL); /* said once, then it goes on alone */
   if (second != MEP_SUCCESS) return second;
-  if (mep_comm_live(side->comm, &live) != MEP_SUCCESS || live != 1) return MEP_ERR_INTERNAL;
+  if (mep_comm_live_count(side->comm, &live) != MEP_SUCCESS || live != 1) return MEP_ERR_INTERNAL;
   float value = 3;
   const mep_result_t rooted =
       mep_broadcast(&value, &value, 1, MEP_FLOAT32, 1, side->comm, NULL); /* at the one that left */
@@ -217,13 +217,15 @@ static mep_result_t rank_0_is_early(Side* side) {
   if (side->rank == 0) {
     mep_result_t wrong = 0; /* which check failed; no result code */
     if (mep_ibarrier(side->comm, NULL, &request) != MEP_SUCCESS) wrong = -1000;
-    if (mep_request_wait(&request, 0, NULL) != MEP_IN_PROGRESS || request == NULL) wrong = -1001;
+    if (mep_request_wait(&request, 0, &done, NULL) != MEP_SUCCESS || done != 0 || request == NULL) {
+      wrong = -1001;
+    }
     if (mep_request_test(&request, &done, NULL) != MEP_SUCCESS || done != 0) wrong = -1002;
     if (mep_request_info(request, &info) != MEP_SUCCESS) wrong = -1003;
     if (info.result != MEP_IN_PROGRESS) wrong = -1004;
     if (mep_comm_destroy(side->comm) != MEP_ERR_BUSY) wrong = -1005;
     atomic_store_explicit(&early_checks_done, 1, memory_order_release);
-    const mep_result_t result = mep_request_wait(&request, UINT32_MAX, &info);
+    const mep_result_t result = mep_request_wait(&request, MEP_TIMEOUT_DEFAULT, NULL, &info);
     return wrong != 0 ? wrong : result;
   }
   while (!atomic_load_explicit(&early_checks_done, memory_order_acquire)) sched_yield();

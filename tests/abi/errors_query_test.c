@@ -38,12 +38,11 @@ static void values_in_force(void** state) {
   assert_int_equal(info.size, 1);
   assert_int_equal(info.live, 1);
   assert_int_equal(info.max_size, 20);
-  assert_int_equal(info.device, -1);
+  assert_true(info.device_type == MEP_DEVICE_HOST && info.device == 0);
   assert_int_equal(info.quorum, MEP_QUORUM_MAJORITY);
   assert_int_equal(info.timeout_ms, 1234);
   assert_int_equal(info.heartbeat_ms, 70);
   assert_int_equal(info.suspect_ms, 900);
-  assert_int_equal(info.in_place_restore_bytes, 65536);
   assert_int_equal(info.message_eager_bytes, MEP_MESSAGE_EAGER_BYTES);
   assert_int_equal(info.max_group_messages, 0);
   assert_int_equal(info.num_sms, 0);
@@ -51,24 +50,28 @@ static void values_in_force(void** state) {
 }
 
 /* Twenty ranks have smaller rings; one that leaves is reached no more. */
-static void reaches(uint32_t flags, mep_reach_t expected) {
+static void reaches(int maps, mep_reach_t expected) {
   enum { kRanks = 20 };
   mep_comm_t comms[kRanks];
   mep_comm_config_t config;
   mep_comm_config_defaults(&config);
-  config.flags = flags;
+  setenv("MEP_MAP", maps ? "1" : "0", 1);
   MUST(mep_comm_init_all(kRanks, &config, comms));
+  unsetenv("MEP_MAP");
   mep_reach_t reach[kRanks];
+  const char* transports[kRanks];
   mep_comm_info_t info;
   mep_comm_info_defaults(&info);
   info.reach = reach;
+  info.transports = transports;
   info.capacity = kRanks;
   MUST(mep_comm_query(comms[1], &info));
   assert_int_equal(info.rank, 1);
-  assert_int_equal(info.flags, flags);
+  assert_int_equal(info.flags, 0);
   assert_int_equal(info.message_eager_bytes, 4048);
   for (int i = 0; i < kRanks; ++i) {
     assert_int_equal(reach[i], i == 1 ? MEP_REACH_SELF : expected);
+    assert_string_equal(transports[i], i == 1 ? "self" : maps ? "inproc" : "inproc (put only)");
   }
   MUST(mep_comm_abort(comms[0]));
   MUST(mep_comm_wait_view(comms[1], 1, 30000));
@@ -94,8 +97,8 @@ static void reaches(uint32_t flags, mep_reach_t expected) {
 
 static void how_ranks_are_reached(void** state) {
   (void)state;
-  reaches(0, MEP_REACH_MAPPED);
-  reaches(MEP_COMM_PUT_ONLY, MEP_REACH_NETWORK);
+  reaches(1, MEP_REACH_MAPPED);
+  reaches(0, MEP_REACH_NETWORK);
 }
 
 /* On hosts registering changes nothing. */
@@ -104,7 +107,7 @@ static void registered_memory(void** state) {
   mep_comm_t comm;
   void* memory = NULL;
   MUST(mep_comm_init(NULL, &comm));
-  MUST(mep_mem_alloc(comm, 5000, &memory));
+  MUST(mep_mem_alloc(comm, 5000, 0, 0, &memory));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_register(NULL, memory));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_register(comm, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_deregister(NULL, memory));

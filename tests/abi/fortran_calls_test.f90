@@ -10,7 +10,7 @@ program fortran_calls_test
   type(mep_view_t) :: view
   type(mep_comm_stats_t) :: stats
   type(c_ptr) :: memory
-  integer(c_int32_t) :: rank, done
+  integer(c_int32_t) :: rank, done, kind, device
   integer(c_int64_t) :: epoch
   integer(c_int32_t), target :: states(1), slots(1)
   integer(c_int64_t), target :: members(1)
@@ -65,7 +65,7 @@ program fortran_calls_test
   call expect(MEP_SUCCESS, mep_reduce_scatter_in_place(y, 6_c_size_t, MEP_FLOAT64, MEP_SUM, comm), 59)
   call check(all(nint(y) == nint(x)), 60)
   call expect(MEP_SUCCESS, mep_ialltoall(x, y, 6_c_size_t, MEP_FLOAT64, comm, request), 61)
-  call expect(MEP_SUCCESS, mep_request_wait(request, -1_c_int32_t, info), 62)
+  call expect(MEP_SUCCESS, mep_request_wait(request, MEP_TIMEOUT_DEFAULT, info=info), 62)
 
   y = 0
   call expect(MEP_SUCCESS, mep_allgatherv(x, y, [6_c_int64_t], MEP_FLOAT64, comm), 70)
@@ -84,13 +84,13 @@ program fortran_calls_test
   y = 0
   call expect(MEP_SUCCESS, mep_ialltoallv(x, y, [2_c_int64_t], [2_c_int64_t], MEP_FLOAT64, comm, &
       request, senddispls=[1_c_int64_t], recvdispls=[4_c_int64_t]), 78)
-  call expect(MEP_SUCCESS, mep_request_wait(request, -1_c_int32_t, info), 79)
+  call expect(MEP_SUCCESS, mep_request_wait(request, MEP_TIMEOUT_DEFAULT, info=info), 79)
   call check(all(nint(y) == [0, 0, 0, 0, 2, 3]), 80)
 
   y = 0
   call expect(MEP_SUCCESS, mep_iallreduce(x, y, 6_c_size_t, MEP_FLOAT64, MEP_SUM, comm, request), 17)
   call check(c_associated(request%handle), 18)
-  call expect(MEP_SUCCESS, mep_request_wait(request, -1_c_int32_t, info), 19)
+  call expect(MEP_SUCCESS, mep_request_wait(request, MEP_TIMEOUT_DEFAULT, info=info), 19)
   call check(.not. c_associated(request%handle) .and. nint(y(6)) == 6, 20)
   call expect(MEP_SUCCESS, mep_ibroadcast_in_place(y, 6_c_size_t, MEP_FLOAT64, 0, comm, request), 21)
   done = 0
@@ -98,7 +98,7 @@ program fortran_calls_test
     call expect(MEP_SUCCESS, mep_request_test(request, done), 22)
   end do
 
-  call expect(MEP_SUCCESS, mep_mem_alloc(comm, 80_c_size_t, memory), 23)
+  call expect(MEP_SUCCESS, mep_mem_alloc(comm, 80_c_size_t, 0, 0_c_size_t, memory), 23)
   call c_f_pointer(memory, window, [10])
   call check(all(nint(window) == 0), 24)
   window = 1
@@ -115,8 +115,8 @@ program fortran_calls_test
   call expect(MEP_SUCCESS, mep_comm_set_name(comm, "by Fortran"), 29)
   call expect(MEP_SUCCESS, mep_comm_name(comm, text), 30)
   call check(text == "by Fortran", 31)
-  call expect(MEP_SUCCESS, mep_comm_transport(comm, 0, text), 32)
-  call check(text == "self", 33)
+  call expect(MEP_SUCCESS, mep_comm_device(comm, kind, device), 32)
+  call check(kind == MEP_DEVICE_HOST .and. device == 0, 33)
 
   call expect(MEP_ERR_INVALID_ARGUMENT, mep_barrier(nobody), 34)
   call expect(MEP_SUCCESS, mep_comm_stats(comm, stats), 125)
@@ -147,7 +147,7 @@ contains
     type(mep_request_t) :: requests(3)
     type(mep_comm_t) :: own
     real(c_double), asynchronous :: sent(2000), got(2000)
-    integer(c_int32_t) :: found, place, results(3)
+    integer(c_int32_t) :: found, done, place, results(3)
     integer :: i
     sent = [(real(i, c_double), i = 1, 2000)]
     got = 0
@@ -166,18 +166,18 @@ contains
     got = 0
     call expect(MEP_SUCCESS, mep_irecv(got, 1_c_size_t, MEP_FLOAT64, 0, 2, comm, requests(3), message), 110)
     call expect(MEP_SUCCESS, mep_isend(sent(9), 1_c_size_t, MEP_FLOAT64, 0, 2, comm, requests(1)), 111)
-    call expect(MEP_SUCCESS, mep_request_waitall(3, requests, -1_c_int32_t, results), 112)
+    call expect(MEP_SUCCESS, mep_request_waitall(3, requests, MEP_TIMEOUT_DEFAULT, results=results), 112)
     call check(all(results == MEP_SUCCESS) .and. nint(got(1)) == 9 .and. message%tag == 2, 113)
     call expect(MEP_SUCCESS, mep_irecv(got, 1_c_size_t, MEP_FLOAT64, 0, 3, comm, requests(1)), 114)
     call expect(MEP_SUCCESS, mep_irecv(got(2), 1_c_size_t, MEP_FLOAT64, 0, 4, comm, requests(2)), 115)
     call expect(MEP_SUCCESS, mep_send(sent(5), 1_c_size_t, MEP_FLOAT64, 0, 4, comm), 116)
-    call expect(MEP_SUCCESS, mep_request_waitany(3, requests, -1_c_int32_t, place, info), 117)
+    call expect(MEP_SUCCESS, mep_request_waitany(3, requests, MEP_TIMEOUT_DEFAULT, index=place, info=info), 117)
     call check(place == 2 .and. info%result == MEP_SUCCESS .and. nint(got(2)) == 5, 118)
-    call expect(MEP_IN_PROGRESS, mep_request_waitany(3, requests, 1, place), 119)
-    call check(place == 0 .and. c_associated(requests(1)%handle), 120)
-    call expect(MEP_SUCCESS, mep_request_cancel(requests(1)), 121)
-    call check(.not. c_associated(requests(1)%handle), 122)
-    call expect(MEP_SUCCESS, mep_request_waitany(3, requests, -1_c_int32_t, place), 123)
+    call expect(MEP_SUCCESS, mep_request_waitany(3, requests, 1, done, place), 119)
+    call check(done == 0 .and. place == 0 .and. c_associated(requests(1)%handle), 120)
+    call expect(MEP_SUCCESS, mep_request_cancel(requests(1), done), 121)
+    call check(done == 1 .and. .not. c_associated(requests(1)%handle), 122)
+    call expect(MEP_SUCCESS, mep_request_waitany(3, requests, MEP_TIMEOUT_DEFAULT, index=place), 123)
     call check(place == 0, 124)
 
     got = 0
@@ -197,7 +197,8 @@ contains
     call expect(MEP_SUCCESS, mep_comm_shrink(comm, own), 138)
     call expect(MEP_SUCCESS, mep_comm_destroy(own), 139)
     call expect(MEP_SUCCESS, mep_comm_query(comm, facts), 147)
-    call check(facts%size == 1 .and. facts%device == -1 .and. facts%message_eager_bytes == 8144, 148)
+    call check(facts%size == 1 .and. facts%device_type == MEP_DEVICE_HOST .and. facts%device == 0 .and. &
+        facts%message_eager_bytes == 8144, 148)
     call expect(MEP_SUCCESS, mep_set_log_callback(c_null_funptr, c_null_ptr), 140)
     call mep_struct_init(message, c_sizeof(message))
     call check(message%struct_size == 32 .and. message%bytes == 0, 137)

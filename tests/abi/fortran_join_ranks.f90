@@ -83,7 +83,7 @@ contains
       if (c_pause() /= 0) error stop 2  ! join_job.py kills it
     end if
     call expect(MEP_SUCCESS, mep_comm_wait_view(world, 1_c_int64_t, patience), 23)
-    call expect(MEP_SUCCESS, mep_comm_live(world, live), 24)
+    call expect(MEP_SUCCESS, mep_comm_live_count(world, live), 24)
     call expect(2_c_int32_t, live, 25)
     call expect(MEP_SUCCESS, mep_comm_peer_state(world, 1, state), 26)
     call expect(MEP_PEER_DEAD, state, 27)

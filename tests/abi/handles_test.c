@@ -135,9 +135,9 @@ static mep_result_t by_request(const float* x, float* sum, mep_comm_t comm, int 
     check(result == MEP_SUCCESS || result == MEP_ERR_THREAD, "mep_request_info");
     result = mep_request_event_fd(request, &fd);
     check(result == MEP_ERR_THREAD || (result == MEP_SUCCESS && fd >= 0), "mep_request_event_fd");
-    result = tests ? mep_request_test(&request, &done, NULL) : mep_request_wait(&request, 1, NULL);
-    check(result == MEP_SUCCESS || result == MEP_IN_PROGRESS || result == MEP_ERR_THREAD,
-          "finishing a request");
+    result = tests ? mep_request_test(&request, &done, NULL)
+                   : mep_request_wait(&request, 1, &done, NULL);
+    check(result == MEP_SUCCESS || result == MEP_ERR_THREAD, "finishing a request");
     if (result != MEP_SUCCESS) sched_yield();
   }
   return result;
@@ -178,16 +178,11 @@ static void call_dispatch(Caller* caller) {
     while (result == MEP_ERR_THREAD) {
       float recv_x[kRanks * kWidth];
       int64_t total = -1;
-      mep_dispatch_send_t send;
-      mep_dispatch_receive_t receive;
-      mep_dispatch_send_defaults(&send);
-      mep_dispatch_receive_defaults(&receive);
-      send.num_tokens = 1;
-      send.x = x;
-      send.topk_idx = topk_idx;
-      receive.recv_x = recv_x;
-      receive.recv_total = &total;
-      result = mep_dispatch(rank->handle, &send, &receive, NULL);
+      mep_dispatch_options_t options;
+      mep_dispatch_options_defaults(&options);
+      options.recv_x = recv_x;
+      options.recv_total = &total;
+      result = mep_dispatch(rank->handle, x, topk_idx, NULL, 1, NULL, &options, NULL);
       if (result == MEP_ERR_THREAD) sched_yield();
       if (result != MEP_SUCCESS) continue;
       check(total == 1 && recv_x[0] == (float)(100 * (1 - rank->rank)) &&

@@ -5,6 +5,7 @@ MEP_LIBRARY. `--count N --seed S`: problems S to S + N - 1.
 It alone finds wrong bytes of options that meet: modes, layouts, types, opaque rows, scales, maps, replicas, strides, halves, replays,
 put-only ranks. 100 problems take 10 s on two cores."""
 import argparse
+import os
 import sys
 import time
 
@@ -470,7 +471,8 @@ def run(seed):
             failures.append(found)
             comm.abort()  # the others do not wait
 
-    on_threads(problem.ranks, work, put_only=problem.put_only, timeout_ms=60_000)
+    os.environ["MEP_MAP"] = "0" if problem.put_only else "1"
+    on_threads(problem.ranks, work, timeout_ms=60_000)
     if failures:
         raise failures[0]
 

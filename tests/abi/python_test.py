@@ -104,7 +104,7 @@ class Basics(unittest.TestCase):
             self.assertEqual(comm.last_op().seq, info.seq + 1)
             comm.allreduce(array.array("h", [1, 2, 3]))
             info = comm.query()
-            self.assertEqual((info.size, info.device, info.reach), (comm.size, -1, [mep.Reach.SELF]))
+            self.assertEqual((info.size, info.device, info.reach), (comm.size, None, [mep.Reach.SELF]))
             stats = comm.stats()
             self.assertEqual((stats.collectives, stats.collective_bytes, stats.errors_other), (3, 6, 0))
         self.assertEqual(repr(comm), "<mep.Comm closed>")

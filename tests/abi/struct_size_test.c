@@ -108,10 +108,8 @@ static void defaults_are_inits(void** state) {
   CHECK_DEFAULTS(mep_ep_config_t, mep_ep_config_defaults);
   CHECK_DEFAULTS(mep_ep_size_t, mep_ep_size_defaults);
   CHECK_DEFAULTS(mep_ep_view_t, mep_ep_view_defaults);
-  CHECK_DEFAULTS(mep_dispatch_send_t, mep_dispatch_send_defaults);
-  CHECK_DEFAULTS(mep_dispatch_receive_t, mep_dispatch_receive_defaults);
-  CHECK_DEFAULTS(mep_combine_send_t, mep_combine_send_defaults);
-  CHECK_DEFAULTS(mep_combine_receive_t, mep_combine_receive_defaults);
+  CHECK_DEFAULTS(mep_dispatch_options_t, mep_dispatch_options_defaults);
+  CHECK_DEFAULTS(mep_combine_options_t, mep_combine_options_defaults);
 }
 
 /* ---- functions that take a struct ---------------------------------------------------------------
@@ -184,14 +182,14 @@ static void finish_refused(mep_result_t result, mep_request_t* request) {
     assert_null(*request);
   } else {
     assert_non_null(*request);
-    MUST(mep_request_wait(request, UINT32_MAX, NULL));
+    MUST(mep_request_wait(request, MEP_TIMEOUT_DEFAULT, NULL, NULL));
   }
 }
 
 static mep_result_t call_request_wait(Fixture* f, void* memory) {
   mep_request_t request = NULL;
   MUST(mep_ibarrier(f->comm, NULL, &request));
-  const mep_result_t result = mep_request_wait(&request, UINT32_MAX, memory);
+  const mep_result_t result = mep_request_wait(&request, MEP_TIMEOUT_DEFAULT, NULL, memory);
   finish_refused(result, &request);
   return result;
 }
@@ -210,7 +208,7 @@ static mep_result_t call_request_info(Fixture* f, void* memory) {
   mep_request_t request = NULL;
   MUST(mep_ibarrier(f->comm, NULL, &request));
   const mep_result_t result = mep_request_info(request, memory);
-  MUST(mep_request_wait(&request, UINT32_MAX, NULL));
+  MUST(mep_request_wait(&request, MEP_TIMEOUT_DEFAULT, NULL, NULL));
   return result;
 }
 
@@ -218,7 +216,8 @@ static mep_result_t call_request_waitany(Fixture* f, void* memory) {
   mep_request_t request = NULL;
   int32_t index = -1;
   MUST(mep_ibarrier(f->comm, NULL, &request));
-  const mep_result_t result = mep_request_waitany(1, &request, UINT32_MAX, &index, memory);
+  const mep_result_t result =
+      mep_request_waitany(1, &request, MEP_TIMEOUT_DEFAULT, NULL, &index, memory);
   finish_refused(result, &request);
   return result;
 }
@@ -258,7 +257,7 @@ static mep_result_t call_irecv(Fixture* f, void* memory) {
     take_one(f);
     return result;
   }
-  return mep_request_wait(&request, UINT32_MAX, NULL);
+  return mep_request_wait(&request, MEP_TIMEOUT_DEFAULT, NULL, NULL);
 }
 
 static mep_result_t call_probe(Fixture* f, void* memory) {
@@ -322,78 +321,35 @@ static mep_result_t call_ep_buffer_view(Fixture* f, void* memory) {
   return mep_ep_buffer_view(f->ep, 0, memory);
 }
 
-static Fixture* filled_fixture; /* what the fill functions point into */
-
-static void fill_dispatch_send(void* memory, size_t size) {
-  mep_dispatch_send_t* send = memory;
-  (void)size;
-  send->num_tokens = 1;
-  send->x = filled_fixture->x;
-  send->topk_idx = filled_fixture->topk_idx;
+static mep_result_t dispatch_with(Fixture* f, void* view, const void* options) {
+  return mep_dispatch(f->handle, f->x, f->topk_idx, NULL, 1, view, options, NULL);
+}
+static mep_result_t combine_with(Fixture* f, const void* options) {
+  return mep_combine(f->handle, f->y, f->out, options, NULL);
 }
 
-static void fill_combine_send(void* memory, size_t size) {
-  mep_combine_send_t* send = memory;
-  (void)size;
-  send->y = filled_fixture->y;
-}
-
-static void fill_combine_receive(void* memory, size_t size) {
-  mep_combine_receive_t* receive = memory;
-  (void)size;
-  receive->out = filled_fixture->out;
-}
-
-static mep_result_t dispatch_with(Fixture* f, const void* send, const void* receive) {
-  mep_dispatch_send_t good_send;
-  mep_dispatch_receive_t good_receive;
-  mep_dispatch_send_defaults(&good_send);
-  mep_dispatch_receive_defaults(&good_receive);
-  fill_dispatch_send(&good_send, sizeof good_send);
-  return mep_dispatch(f->handle, send != NULL ? send : &good_send,
-                      receive != NULL ? receive : &good_receive, NULL);
-}
-
-static mep_result_t combine_with(Fixture* f, const void* send, const void* receive) {
-  mep_combine_send_t good_send;
-  mep_combine_receive_t good_receive;
-  mep_combine_send_defaults(&good_send);
-  mep_combine_receive_defaults(&good_receive);
-  fill_combine_send(&good_send, sizeof good_send);
-  fill_combine_receive(&good_receive, sizeof good_receive);
-  return mep_combine(f->handle, send != NULL ? send : &good_send,
-                     receive != NULL ? receive : &good_receive, NULL);
-}
-
-static mep_result_t call_dispatch(Fixture* f, const void* send, const void* receive) {
-  const mep_result_t result = dispatch_with(f, send, receive);
-  if (result == MEP_SUCCESS) MUST(combine_with(f, NULL, NULL));
+static mep_result_t call_dispatch(Fixture* f, void* options) {
+  const mep_result_t result = dispatch_with(f, NULL, options);
+  if (result == MEP_SUCCESS) MUST(combine_with(f, NULL));
   return result;
 }
-static mep_result_t call_dispatch_send(Fixture* f, void* memory) {
-  return call_dispatch(f, memory, NULL);
-}
-static mep_result_t call_dispatch_receive(Fixture* f, void* memory) {
-  return call_dispatch(f, NULL, memory);
+static mep_result_t call_dispatch_view(Fixture* f, void* view) {
+  const mep_result_t result = dispatch_with(f, view, NULL);
+  if (result == MEP_SUCCESS) MUST(combine_with(f, NULL));
+  return result;
 }
 
-static mep_result_t call_combine(Fixture* f, const void* send, const void* receive) {
+static mep_result_t call_combine(Fixture* f, void* options) {
   MUST(dispatch_with(f, NULL, NULL));
-  const mep_result_t result = combine_with(f, send, receive);
+  const mep_result_t result = combine_with(f, options);
   /* A refused call changes nothing: this one works. */
-  if (result != MEP_SUCCESS) MUST(combine_with(f, NULL, NULL));
+  if (result != MEP_SUCCESS) MUST(combine_with(f, NULL));
   return result;
-}
-static mep_result_t call_combine_send(Fixture* f, void* memory) {
-  return call_combine(f, memory, NULL);
-}
-static mep_result_t call_combine_receive(Fixture* f, void* memory) {
-  return call_combine(f, NULL, memory);
 }
 
 static mep_result_t call_ep_last_op(Fixture* f, void* memory) {
   MUST(dispatch_with(f, NULL, NULL));
-  MUST(combine_with(f, NULL, NULL));
+  MUST(combine_with(f, NULL));
   return mep_ep_last_op(f->ep, 0, memory);
 }
 
@@ -427,13 +383,9 @@ static const struct {
     {"mep_ep_buffer_size (out)", call_ep_buffer_size_out, fill_nothing,
      SIZE_AND_NAME(mep_ep_size_t)},
     {"mep_ep_buffer_view", call_ep_buffer_view, fill_nothing, SIZE_AND_NAME(mep_ep_view_t)},
-    {"mep_dispatch's send", call_dispatch_send, fill_dispatch_send,
-     SIZE_AND_NAME(mep_dispatch_send_t)},
-    {"mep_dispatch's receive", call_dispatch_receive, fill_nothing,
-     SIZE_AND_NAME(mep_dispatch_receive_t)},
-    {"mep_combine's send", call_combine_send, fill_combine_send, SIZE_AND_NAME(mep_combine_send_t)},
-    {"mep_combine's receive", call_combine_receive, fill_combine_receive,
-     SIZE_AND_NAME(mep_combine_receive_t)},
+    {"mep_dispatch", call_dispatch, fill_nothing, SIZE_AND_NAME(mep_dispatch_options_t)},
+    {"mep_dispatch's view", call_dispatch_view, fill_nothing, SIZE_AND_NAME(mep_ep_view_t)},
+    {"mep_combine", call_combine, fill_nothing, SIZE_AND_NAME(mep_combine_options_t)},
     {"mep_ep_last_op", call_ep_last_op, fill_nothing, SIZE_AND_NAME(mep_op_info_t)},
 };
 
@@ -443,7 +395,6 @@ static mep_result_t run_taker(Fixture* f, size_t i, size_t size, unsigned char m
   _Alignas(8) unsigned char memory[kGuard + kRoom];
   _Alignas(8) unsigned char full[kRoom];
   const size_t known = size < kTakers[i].size ? size : kTakers[i].size;
-  filled_fixture = f;
   memset(memory, 0xa5, sizeof memory);
   /* Filled at full length, then cut, so that `fill` never writes beyond the short one. */
   mep_struct_init(full, kTakers[i].size);
@@ -475,10 +426,8 @@ static void struct_size_rules(void** state) {
     const size_t size = kTakers[i].size;
     assert_true(is_fine(name, run_taker(f, i, size, 0)));
     assert_true(is_fine(name, run_taker(f, i, size + kTail, 0)));
-    /* mep_store_t and mep_combine_send_t have no field that could be left out. */
-    const int has_optional =
-        strstr(name, "store") == NULL && strcmp(name, "mep_combine's send") != 0;
-    if (has_optional) assert_true(is_fine(name, run_taker(f, i, size - 8, 0)));
+    /* mep_store_t has no field that could be left out. */
+    if (strstr(name, "store") == NULL) assert_true(is_fine(name, run_taker(f, i, size - 8, 0)));
 
     const mep_result_t refused = run_taker(f, i, size + kTail, 1);
     if (refused != MEP_ERR_INVALID_ARGUMENT) {
@@ -491,7 +440,6 @@ static void struct_size_rules(void** state) {
 
 static void struct_size_zero_is_refused(void** state) {
   Fixture* f = *state;
-  filled_fixture = f;
   for (size_t i = 0; i < sizeof kTakers / sizeof *kTakers; ++i) {
     _Alignas(8) unsigned char memory[kRoom];
     memset(memory, 0, sizeof memory);
@@ -543,7 +491,6 @@ static void make_struct(size_t i, unsigned char* at, size_t size, size_t set) {
 static void every_size_at_a_fence(void** state) {
   Fixture* f = *state;
   const Fenced fenced = make_fenced();
-  filled_fixture = f;
   for (size_t i = 0; i < sizeof kTakers / sizeof *kTakers; ++i) {
     for (size_t size = 0; size <= kTakers[i].size + kGuard; ++size) {
       const size_t bytes = size < sizeof(uint32_t) ? sizeof(uint32_t) : size;

@@ -37,18 +37,17 @@ inline void in_threads(uint32_t count, const std::function<void(uint32_t)>& body
 inline mep_comm_config_t comm_config(bool on_gpus, uint32_t timeout_ms) {
   mep_comm_config_t config;
   mep_comm_config_defaults(&config);
-  if (on_gpus) {
-    config.flags = MEP_COMM_SET_DEVICE;
-    config.device = MEP_DEVICE_BY_RANK;
-  }
+  if (on_gpus) config.device_type = MEP_DEVICE_CUDA_BY_RANK;
   config.timeout_ms = timeout_ms;
   return config;
 }
 
+// -1: it is on host memory.
 inline int32_t gpu_of_comm(mep_comm_t comm) {
+  mep_device_type_t type = MEP_DEVICE_HOST;
   int32_t gpu = -1;
-  need(mep_comm_device(comm, &gpu), "mep_comm_device");
-  return gpu;
+  need(mep_comm_device(comm, &type, &gpu), "mep_comm_device");
+  return type == MEP_DEVICE_HOST ? -1 : gpu;
 }
 
 // Ranks of this process.

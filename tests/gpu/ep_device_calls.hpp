@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ep_device_rig.hpp"
+#include "support/ep_halves.hpp"
 
 namespace ep_device {
 
@@ -112,18 +113,17 @@ inline void fills_callers_rows(uint64_t seed) {
   });
   const auto call = [&](uint32_t i, uint32_t flags, bool early, bool sends) {
     Part& part = parts[i];
-    mep_dispatch_send_t send;
-    mep_dispatch_receive_t receive;
-    mep_dispatch_send_defaults(&send);
-    mep_dispatch_receive_defaults(&receive);
+    DispatchTokens send;
+    DispatchRows receive;
     send.num_tokens = tokens[i];
     send.x = part.x;
     send.flags = flags;
     if (flags == 0) send.topk_idx = part.experts;
-    receive.flags = early ? MEP_DISPATCH_ROWS_LATER : 0;
+    receive.later = early;
     receive.recv_x = part.rows;
     receive.src_info = flags == 0 ? part.tokens : nullptr;
-    need(mep_dispatch(part.handle, sends ? &send : nullptr, &receive, part.stream), "mep_dispatch");
+    need(dispatch_halves(part.handle, sends ? &send : nullptr, &receive, part.stream),
+         "mep_dispatch");
   };
   const auto all_idle = [&] {
     for (uint32_t i = 0; i < kRanks; ++i) {

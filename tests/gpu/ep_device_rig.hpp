@@ -135,7 +135,7 @@ inline std::vector<float> make_returned(const Shape& s, uint32_t rank, uint64_t 
   return values;
 }
 
-inline void give_sides(mep_dispatch_send_t* send) {
+inline void give_sides(DispatchTokens* send) {
   send->x_scales = send->x;
   send->x_scales_stride_bytes = kHidden * 2;
 }
@@ -143,10 +143,8 @@ inline void give_sides(mep_dispatch_send_t* send) {
 // A dispatch for the reference, and a combine of y.
 inline void dispatch_on_host(const Shape& s, mep_ep_handle_t handle, const Input& in, bool replays,
                              Output* got) {
-  mep_dispatch_send_t send;
-  mep_dispatch_receive_t args;
-  mep_dispatch_send_defaults(&send);
-  mep_dispatch_receive_defaults(&args);
+  DispatchTokens send;
+  DispatchRows args;
   send.num_tokens = in.tokens;
   send.x = replays ? in.replayed_x.data() : in.x.data();
   send.topk_idx = replays ? nullptr : in.experts.data();
@@ -163,21 +161,19 @@ inline void dispatch_on_host(const Shape& s, mep_ep_handle_t handle, const Input
     if (!s.expanded) args.recv_topk_idx = reinterpret_cast<int32_t*>(got->topk_idx.data());
     args.recv_topk_weights = reinterpret_cast<float*>(got->topk_weights.data());
   }
-  need(mep_dispatch(handle, &send, &args, nullptr), "mep_dispatch on hosts");
+  need(dispatch_halves(handle, &send, &args, nullptr), "mep_dispatch on hosts");
 }
 inline void combine_on_host(const Shape& s, mep_ep_handle_t handle, const std::vector<uint16_t>& y,
                             const std::vector<float>& returned, Output* got) {
-  mep_combine_send_t terms;
-  mep_combine_receive_t sums;
-  mep_combine_send_defaults(&terms);
-  mep_combine_receive_defaults(&sums);
+  CombineTerms terms;
+  CombineSums sums;
   terms.y = y.data();
   sums.out = got->out.data();
   if (s.throughput) {
     terms.topk_weights = returned.data();
-    sums.topk_weights = reinterpret_cast<float*>(got->out_weights.data());
+    sums.recv_topk_weights = reinterpret_cast<float*>(got->out_weights.data());
   }
-  need(mep_combine(handle, &terms, &sums, nullptr), "mep_combine on hosts");
+  need(combine_halves(handle, &terms, &sums, nullptr), "mep_combine on hosts");
 }
 
 inline Reference on_hosts(const Shape& s, uint32_t live, uint64_t seed) {
@@ -388,10 +384,8 @@ struct Group {
   mep_result_t dispatch(uint32_t i, uint32_t buffer, uint32_t tokens, Halves halves,
                         bool replays = false, bool early = false) {
     Rank& r = ranks[i];
-    mep_dispatch_send_t send;
-    mep_dispatch_receive_t args;
-    mep_dispatch_send_defaults(&send);
-    mep_dispatch_receive_defaults(&args);
+    DispatchTokens send;
+    DispatchRows args;
     send.num_tokens = tokens;
     send.x = r.x;
     send.topk_idx = r.experts;
@@ -416,25 +410,23 @@ struct Group {
     args.op_status = &r.statuses[0].head;
     args.op_status_bytes = kStatusBytes;
     if (early) {
-      args.flags = MEP_DISPATCH_ROWS_LATER;
+      args.later = true;
       args.recv_count = r.early_counts;
       args.recv_total = r.early_total;
-      return mep_dispatch(r.handles[buffer], &send, &args, r.stream);
+      return dispatch_halves(r.handles[buffer], &send, &args, r.stream);
     }
-    return mep_dispatch(r.handles[buffer], if_sends(halves, send), if_receives(halves, args),
-                        r.stream);
+    return dispatch_halves(r.handles[buffer], if_sends(halves, send), if_receives(halves, args),
+                           r.stream);
   }
   mep_result_t combine(uint32_t i, uint32_t buffer, Halves halves, bool library_y) {
     Rank& r = use(i);
-    mep_combine_send_t send;
-    mep_combine_receive_t args;
-    mep_combine_send_defaults(&send);
-    mep_combine_receive_defaults(&args);
+    CombineTerms send;
+    CombineSums args;
     send.y = library_y ? r.combine_input[buffer] : r.y;
     args.out = r.out;
     if (s.throughput) {
       send.topk_weights = r.returned;
-      args.topk_weights = r.out_weights;
+      args.recv_topk_weights = r.out_weights;
     }
     args.op_status = &r.statuses[1].head;
     args.op_status_bytes = kStatusBytes;
@@ -442,8 +434,8 @@ struct Group {
       cuda(cudaMemcpyAsync(r.combine_input[buffer], r.y, s.rows() * size_t{kHidden} * 2,
                            cudaMemcpyDefault, r.stream));
     }
-    return mep_combine(r.handles[buffer], if_sends(halves, send), if_receives(halves, args),
-                       r.stream);
+    return combine_halves(r.handles[buffer], if_sends(halves, send), if_receives(halves, args),
+                          r.stream);
   }
 
   // One pair on every live rank; apart: send and receive called apart.
@@ -511,7 +503,7 @@ struct Group {
       const Output& wanted = ref.outputs[i];
       GPU_CHECK(std::memcmp(r.early_counts, wanted.counts.data(), kLocalExperts * 4) == 0 &&
                     std::memcmp(r.early_total, wanted.total.data(), 8) == 0,
-                "rank %u: what MEP_DISPATCH_ROWS_LATER tells", i);
+                "rank %u: what mep_dispatch_counts gives", i);
     }
   }
 

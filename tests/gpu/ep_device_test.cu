@@ -2,6 +2,7 @@
 // process, and the same calls on host communicators say what must come out, bit by bit. Every seed is
 // printed; MEP_TEST_SEED replays one.
 #include "ep_device_calls.hpp"
+#include "support/ep_halves.hpp"
 
 namespace {
 
@@ -190,14 +191,12 @@ void tells(uint64_t seed) {
   group.upload(ref);
   for (Rank& r : group.ranks) {
     const uint32_t i = static_cast<uint32_t>(&r - group.ranks.data());
-    mep_dispatch_send_t send;
-    mep_dispatch_receive_t receive;
-    mep_dispatch_send_defaults(&send);
-    mep_dispatch_receive_defaults(&receive);
+    DispatchTokens send;
+    DispatchRows receive;
     send.num_tokens = ref.inputs[i].tokens;
     send.x = r.x;
     send.topk_idx = r.experts;
-    need(mep_dispatch(r.handles[1], &send, &receive, r.stream), "mep_dispatch");
+    need(dispatch_halves(r.handles[1], &send, &receive, r.stream), "mep_dispatch");
   }
   group.synchronize();
   for (uint32_t i = 0; i < s.ranks; ++i) {
@@ -296,15 +295,13 @@ void survives(const Shape& s, bool graphs_only, uint64_t seed) {
 void refuses() {
   Group group({2, false});
   Rank& r = group.ranks[0];
-  mep_dispatch_send_t send;
-  mep_dispatch_receive_t receive;
-  mep_dispatch_send_defaults(&send);
-  mep_dispatch_receive_defaults(&receive);
+  DispatchTokens send;
+  DispatchRows receive;
   send.num_tokens = 1;
   send.x = r.x;
   send.topk_idx = r.experts;
   const auto refused = [&](cudaStream_t stream, const char* what) {
-    GPU_CHECK(mep_dispatch(r.handles[0], &send, &receive, stream) == MEP_ERR_INVALID_ARGUMENT,
+    GPU_CHECK(dispatch_halves(r.handles[0], &send, &receive, stream) == MEP_ERR_INVALID_ARGUMENT,
               "%s is taken", what);
   };
   if (gpu_count() == 1) {
@@ -336,10 +333,10 @@ void refuses() {
   receive.statistics_type = MEP_FLOAT32;
   refused(r.stream, "statistics of floats");
   const auto unsupported = [&](const char* part) {
-    GPU_CHECK(mep_dispatch(r.handles[0], &send, &receive, r.stream) == MEP_ERR_UNSUPPORTED &&
+    GPU_CHECK(dispatch_halves(r.handles[0], &send, &receive, r.stream) == MEP_ERR_UNSUPPORTED &&
                   std::strstr(mep_last_error(), part) != nullptr,
               "%s is taken, or refused by \"%s\"", part, mep_last_error());
-    mep_dispatch_receive_defaults(&receive);
+    receive = DispatchRows();
   };
   receive.statistics_type = MEP_INT32;
   unsupported("statistics_type");
@@ -347,10 +344,17 @@ void refuses() {
   unsupported("timeout_ms");
   receive.wait_ns = r.experts;
   unsupported("wait_ns");
-  GPU_CHECK(mep_dispatch(r.handles[0], nullptr, nullptr, r.stream) == MEP_ERR_INVALID_ARGUMENT &&
-                group.dispatch(0, 0, 1, Halves::kReceive) == MEP_ERR_INVALID_ARGUMENT &&
-                group.combine(0, 0, Halves::kReceive, false) == MEP_ERR_INVALID_ARGUMENT,
-            "nothing, or what was not sent");
+  mep_dispatch_options_t options;
+  mep_dispatch_options_defaults(&options);
+  options.timeout_ms = 1;
+  GPU_CHECK(mep_dispatch_send(r.handles[0], r.x, r.experts, nullptr, 1, &options, r.stream) ==
+                MEP_ERR_UNSUPPORTED,
+            "a timeout of a send is taken");
+  GPU_CHECK(
+      mep_dispatch_receive(r.handles[0], nullptr, nullptr, r.stream) == MEP_ERR_INVALID_ARGUMENT &&
+          group.dispatch(0, 0, 1, Halves::kReceive) == MEP_ERR_INVALID_ARGUMENT &&
+          group.combine(0, 0, Halves::kReceive, false) == MEP_ERR_INVALID_ARGUMENT,
+      "nothing, or what was not sent");
   GPU_CHECK(group.combine(0, 0, Halves::kBoth, false) == MEP_ERR_INVALID_ARGUMENT, "no dispatch");
   mep_ep_config_t config = ep_config(group.s);
   mep_ep_size_t size;

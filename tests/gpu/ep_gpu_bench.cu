@@ -226,19 +226,19 @@ class Bench {
   void enqueue(uint32_t r, uint32_t set, bool combines, cudaStream_t stream) {
     const EpLaunch launch = group_.launch(r, 0);
     const size_t row = size_t{kHidden} * 2;
-    mep_dispatch_send_t d{};
+    mep::DispatchInput d{};
     d.num_tokens = setting_.tokens;
     d.x = x_[r]->data() + set * setting_.tokens * row;
     d.topk_idx = topk_[r]->as<int64_t>() + size_t{set} * setting_.tokens * kTopK;
     d.topk_idx_type = MEP_INT64;
-    mep_dispatch_receive_t received{};
+    mep::DispatchOutput received{};
     received.op_status = status_[r]->as<mep_op_status_t>();
     received.op_status_bytes = sizeof(OpStatus);
     GPU_OK(ep_dispatch(launch, &d, &received, stream));
     if (!combines) return;
-    mep_combine_send_t terms{};
+    mep::CombineInput terms{};
     terms.y = launch.memory.window + launch.geometry.combine_out;
-    mep_combine_receive_t c{};
+    mep::CombineOutput c{};
     c.out = out_[r]->data() + set * setting_.tokens * row;
     c.op_status = received.op_status;
     c.op_status_bytes = received.op_status_bytes;

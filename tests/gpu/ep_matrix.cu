@@ -318,7 +318,7 @@ class CaseRun {
   void dispatch() {
     on_ranks([&](uint32_t r, Halves halves) {
       RankData& d = data_[r];
-      mep_dispatch_send_t send{};
+      mep::DispatchInput send{};
       send.num_tokens = problem_.tokens[r];
       send.x = d.x->data();
       send.x_stride_bytes = stride_;
@@ -326,7 +326,7 @@ class CaseRun {
       send.topk_idx = d.topk->data();
       send.topk_idx_type = c_.int32_ids ? MEP_INT32 : MEP_INT64;
       send.topk_weights = has_weights_ ? d.weights->as<float>() : nullptr;
-      mep_dispatch_receive_t args{};
+      mep::DispatchOutput args{};
       if (c_.own_outputs) {
         args.recv_x = d.recv_x->data();
         args.recv_scales = c_.sizes.wire_type == MEP_FLOAT8_E4M3 ? d.recv_scales->data() : nullptr;
@@ -471,10 +471,10 @@ class CaseRun {
     on_ranks([&](uint32_t r, Halves halves) {
       RankData& d = data_[r];
       const EpLaunch to = launch(r);
-      mep_combine_send_t send{};
+      mep::CombineInput send{};
       send.y = own_y_ ? d.y->data() : to.memory.window + to.geometry.combine_out;
-      mep_combine_receive_t args{};
-      args.flags = renormalize_ ? MEP_COMBINE_RENORMALIZE : 0;
+      mep::CombineOutput args{};
+      args.renormalizes = renormalize_;
       args.weights = new_weights_ ? d.weights->as<float>() : nullptr;
       args.bias = use_bias_ ? d.bias->data() : nullptr;
       args.out = d.out->data();

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "abi_rig.hpp"
+#include "support/ep_halves.hpp"
 
 namespace {
 
@@ -100,14 +101,10 @@ struct Bench {
     cuda(cudaMemset(view.combine_input, 0x3c, rows() * kHidden * 2));
     cudaStream_t stream = nullptr;
     cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    mep_dispatch_send_t send;
-    mep_dispatch_receive_t receive;
-    mep_combine_send_t terms;
-    mep_combine_receive_t sums;
-    mep_dispatch_send_defaults(&send);
-    mep_dispatch_receive_defaults(&receive);
-    mep_combine_send_defaults(&terms);
-    mep_combine_receive_defaults(&sums);
+    mep_test::DispatchTokens send;
+    mep_test::DispatchRows receive;
+    mep_test::CombineTerms terms;
+    mep_test::CombineSums sums;
     send.num_tokens = tokens;
     send.x = x;
     send.topk_idx = topk;
@@ -126,8 +123,11 @@ struct Bench {
       for (const bool pushes : {false, true}) {
         send.flags = pushes ? MEP_DISPATCH_REPLAY : 0;
         terms.y = pushes ? static_cast<void*>(y) : view.combine_input;
-        timed([&] { need(mep_dispatch(handle, &send, &receive, stream), "mep_dispatch"); });
-        timed([&] { need(mep_combine(handle, &terms, &sums, stream), "mep_combine"); });
+        timed([&] {
+          need(mep_test::dispatch_halves(handle, &send, &receive, stream), "mep_dispatch");
+        });
+        timed(
+            [&] { need(mep_test::combine_halves(handle, &terms, &sums, stream), "mep_combine"); });
       }
     }
     cuda(cudaStreamSynchronize(stream));

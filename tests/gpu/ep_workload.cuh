@@ -250,12 +250,12 @@ class Worker {
   void enqueue_dispatch(const Options& options, const EpLaunch& launch, const Step& s,
                         cudaStream_t stream) {
     make_step<<<4, 256, 0, stream>>>(s);
-    mep_dispatch_send_t send{};
+    mep::DispatchInput send{};
     send.num_tokens = options.tokens;
     send.x = s.x;
     send.topk_idx = s.topk;
     send.topk_idx_type = MEP_INT32;
-    const mep_dispatch_receive_t receive = with_status<mep_dispatch_receive_t>();
+    const mep::DispatchOutput receive = with_status<mep::DispatchOutput>();
     const bool only_sends = options.split || !options.receives;
     GPU_OK(ep_dispatch(launch, &send, only_sends ? nullptr : &receive, stream));
     if (!options.split || !options.receives) return;
@@ -264,9 +264,9 @@ class Worker {
 
   void enqueue_combine(const Options& options, const EpLaunch& launch, const Step& s,
                        cudaStream_t stream) {
-    mep_combine_send_t send{};
+    mep::CombineInput send{};
     send.y = s.y;
-    auto receive = with_status<mep_combine_receive_t>();
+    auto receive = with_status<mep::CombineOutput>();
     receive.out = s.out;
     GPU_OK(ep_combine(launch, &send, options.split ? nullptr : &receive, options.push, stream));
     if (options.split) GPU_OK(ep_combine(launch, nullptr, &receive, options.push, stream));
@@ -276,7 +276,7 @@ class Worker {
  public:
   // The receiving half of a dispatch that was only sent.
   void enqueue_receive(cudaStream_t stream) {
-    const mep_dispatch_receive_t receive = with_status<mep_dispatch_receive_t>();
+    const mep::DispatchOutput receive = with_status<mep::DispatchOutput>();
     GPU_OK(ep_dispatch(group_.launch(rank_, buffer_), nullptr, &receive, stream));
   }
 

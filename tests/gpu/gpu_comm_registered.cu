@@ -53,7 +53,7 @@ class Registered {
   std::vector<Memory>& memory() { return memory_; }
   uint32_t* allocate(uint32_t rank, size_t bytes) const {
     void* made = nullptr;
-    need(mep_mem_alloc(ranks_[rank].comm, bytes, &made), "mep_mem_alloc");
+    need(mep_mem_alloc(ranks_[rank].comm, bytes, 0, 0, &made), "mep_mem_alloc");
     return static_cast<uint32_t*>(made);
   }
   // With a result for each rank.

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "gpu_comm_rig.hpp"
+#include "support/request_waits.hpp"
 
 namespace gpu_test {
 namespace {
@@ -32,7 +33,7 @@ void expect_success(const Rank& rank, mep_request_t* request, uint64_t* before, 
   uint64_t epoch = 0;
   need(mep_comm_epoch(rank.comm, &epoch), "mep_comm_epoch");
   Told told;
-  const mep_result_t result = mep_request_wait(request, MEP_FOREVER, &told.info);
+  const mep_result_t result = mep_request_wait(request, MEP_TIMEOUT_DEFAULT, nullptr, &told.info);
   GPU_CHECK(result == MEP_SUCCESS && *request == nullptr && told.info.result == MEP_SUCCESS &&
                 told.failed == 0 && told.info.epoch == epoch &&
                 (*before == 0 || !has_windows() || told.info.seq == *before + 1),
@@ -71,13 +72,13 @@ void each_ends_with_its_operation(const std::vector<Rank>& ranks) {
     // The root of a scatter waits for nobody.
     if (kind != Kind::kScatter) {
       Told told;
-      GPU_CHECK(mep_request_wait(&requests[0], 2, nullptr) == MEP_IN_PROGRESS, "it waits");
+      GPU_CHECK(mep_test::wait_in(&requests[0], 2) == MEP_IN_PROGRESS, "it waits");
       GPU_CHECK(mep_request_test(&requests[0], &done, nullptr) == MEP_SUCCESS && done == 0,
                 "it is not done");
       GPU_CHECK(mep_request_info(requests[0], &told.info) == MEP_SUCCESS &&
                     told.info.result == MEP_IN_PROGRESS,
                 "its info says %d", told.info.result);
-      GPU_CHECK(mep_request_cancel(&requests[0]) == MEP_ERR_UNSUPPORTED, "it is no receive");
+      GPU_CHECK(mep_test::cancel_now(&requests[0]) == MEP_ERR_UNSUPPORTED, "it is no receive");
       GPU_CHECK(!is_readable(requests[0], 0), "readable before the end");
       GPU_CHECK(mep_comm_destroy(ranks[0].comm) == MEP_ERR_BUSY, "a request is left");
     }
@@ -107,8 +108,8 @@ void most_at_one_time(const std::vector<Rank>& ranks) {
   }
   std::vector<mep_result_t> results(MEP_MAX_STREAM_REQUESTS + 1, MEP_ERR_INTERNAL);
   for (std::vector<mep_request_t>& own : requests) {
-    need(mep_request_waitall(static_cast<int32_t>(own.size()), own.data(), MEP_FOREVER,
-                             results.data()),
+    need(mep_request_waitall(static_cast<int32_t>(own.size()), own.data(), MEP_TIMEOUT_DEFAULT,
+                             nullptr, results.data()),
          "mep_request_waitall");
     GPU_CHECK(std::count(results.begin(), results.end(), MEP_SUCCESS) ==
                   static_cast<ptrdiff_t>(results.size()),
@@ -128,7 +129,8 @@ void a_loss_is_told(const std::vector<Rank>& ranks) {
   need(mep_comm_abort(ranks[gone].comm), "mep_comm_abort");
   for (uint32_t i = 0; i < gone; ++i) {
     Told told;
-    const mep_result_t result = mep_request_wait(&requests[i], MEP_FOREVER, &told.info);
+    const mep_result_t result =
+        mep_request_wait(&requests[i], MEP_TIMEOUT_DEFAULT, nullptr, &told.info);
     GPU_CHECK(result == MEP_ERR_PEER_FAILED && told.failed == uint64_t{1} << gone,
               "rank %u: %s, failed %llx", i, mep_result_string(result),
               static_cast<unsigned long long>(told.failed));

@@ -13,7 +13,7 @@ namespace {
 void refusals() {
   mep_comm_config_t config;
   mep_comm_config_defaults(&config);
-  config.flags = MEP_COMM_SET_DEVICE;
+  config.device_type = MEP_DEVICE_CUDA;
   config.device = 999;
   mep_comm_t comms[2] = {};
   GPU_CHECK(mep_comm_init_all(2, &config, comms) == MEP_ERR_INVALID_ARGUMENT, "device 999: %s",
@@ -276,7 +276,7 @@ void fault(uint32_t count, bool aborts) {
     GPU_CHECK(told == wanted, "rank %u of %u: %s: %s", i, count, mep_result_string(told),
               mep_last_error());
     int32_t live = 0;
-    GPU_CHECK(mep_comm_live(ranks[i].comm, &live) == MEP_SUCCESS &&
+    GPU_CHECK(mep_comm_live_count(ranks[i].comm, &live) == MEP_SUCCESS &&
                   live == static_cast<int32_t>(aborts ? gone : count),
               "rank %u: %d live", i, live);
   }
@@ -411,7 +411,7 @@ int main() {
   if (!gpu_is_there()) {
     mep_comm_config_t config;
     mep_comm_config_defaults(&config);
-    config.flags = MEP_COMM_SET_DEVICE;
+    config.device_type = MEP_DEVICE_CUDA;
     mep_comm_t comm = nullptr;
     const mep_result_t result = mep_comm_init_all(1, &config, &comm);
     std::printf("without a GPU a communicator on one answers %s: %s\n", mep_result_string(result),

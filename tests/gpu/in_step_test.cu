@@ -6,6 +6,7 @@
 #include <random>
 
 #include "abi_rig.hpp"
+#include "support/ep_halves.hpp"
 #include "support/small_floats.hpp"
 
 namespace {
@@ -133,10 +134,8 @@ class Rank {
         experts_.data[token * kTopK + k] = c_.expert(round, rank_, token, k);
       }
     }
-    mep_dispatch_send_t send;
-    mep_dispatch_receive_t receive;
-    mep_dispatch_send_defaults(&send);
-    mep_dispatch_receive_defaults(&receive);
+    mep_test::DispatchTokens send;
+    mep_test::DispatchRows receive;
     send.num_tokens = kTokens;
     send.x = x_.data;
     send.topk_idx = experts_.data;
@@ -144,7 +143,7 @@ class Rank {
     receive.layout_range = ranges_.data;
     receive.op_status = status_.data;
     receive.op_status_bytes = mep_op_status_size(static_cast<int32_t>(c_.ranks));
-    const mep_result_t result = await(mep_dispatch(handle_, &send, &receive, stream_));
+    const mep_result_t result = await(mep_test::dispatch_halves(handle_, &send, &receive, stream_));
     if (is_error(result)) return result;
     for (uint32_t source = 0; source < c_.ranks; ++source) {
       const auto [count, first] = ranges_.data[source];
@@ -162,15 +161,13 @@ class Rank {
   static bool is_error(mep_result_t result) { return result < 0; }
 
   mep_result_t combine(uint32_t round) {
-    mep_combine_send_t terms;
-    mep_combine_receive_t sums;
-    mep_combine_send_defaults(&terms);
-    mep_combine_receive_defaults(&sums);
+    mep_test::CombineTerms terms;
+    mep_test::CombineSums sums;
     terms.y = rows_.data;
     sums.out = out_.data;
     sums.op_status = status_.data;
     sums.op_status_bytes = mep_op_status_size(static_cast<int32_t>(c_.ranks));
-    const mep_result_t result = await(mep_combine(handle_, &terms, &sums, stream_));
+    const mep_result_t result = await(mep_test::combine_halves(handle_, &terms, &sums, stream_));
     if (result != MEP_SUCCESS || !c_.is_clean(round)) return result;
     // Both terms came, and are of this round.
     const float value = mep_reference::load_number(MEP_BFLOAT16, out_.data);

@@ -167,8 +167,7 @@ mep_comm_t join(uint32_t rank, uint32_t ranks) {
   mep_comm_config_t config = config_of_rank(rank, ranks);
   mep_comm_t comm = nullptr;
   if (ranks == 2 && rank < ranks) {
-    config.flags = 0;
-    config.device = 0;
+    config.device_type = MEP_DEVICE_HOST;
     const mep_result_t refused = mep_comm_join(&config, &comm);
     GPU_CHECK(refused == MEP_ERR_MISMATCH, "joined without a GPU: %s", mep_result_string(refused));
     config = config_of_rank(rank, ranks);

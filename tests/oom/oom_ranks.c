@@ -86,7 +86,7 @@ static void run_finals(const job_t* job, mep_comm_t comm, rank_log_t* log) {
     log->finals[log->barriers++] = result;
     if (result == MEP_SUCCESS || has_ended(result)) break;
   }
-  (void)mep_comm_live(comm, &log->live);
+  (void)mep_comm_live_count(comm, &log->live);
 }
 
 static void make_config(const job_t* job, int32_t rank, mep_comm_config_t* config, char* name,

@@ -22,8 +22,8 @@ static _Thread_local float receive_values[LARGE * MAX_LIVE];
 static int is_whole(mep_comm_t comm) {
   int32_t live = 0;
   int32_t size = 0;
-  return mep_comm_live(comm, &live) == MEP_SUCCESS && mep_comm_size(comm, &size) == MEP_SUCCESS &&
-         live == size;
+  return mep_comm_live_count(comm, &live) == MEP_SUCCESS &&
+         mep_comm_size(comm, &size) == MEP_SUCCESS && live == size;
 }
 
 static void fill(size_t count, float value) {
@@ -152,7 +152,7 @@ static mep_result_t step_requests(mep_comm_t comm, uint64_t seed, step_findings_
   }
   for (int i = REQUESTS - 1; i >= 0; --i) {
     if (requests[i] == NULL) continue;
-    const mep_result_t waited = mep_request_wait(&requests[i], UINT32_MAX, NULL);
+    const mep_result_t waited = mep_request_wait(&requests[i], MEP_TIMEOUT_DEFAULT, NULL, NULL);
     if (result == MEP_SUCCESS) result = waited;
   }
   if (result == MEP_SUCCESS) findings->wrong = is_whole(comm) && send_values[0] != (float)size;
@@ -176,7 +176,7 @@ static mep_result_t step_message(mep_comm_t comm, uint64_t seed, step_findings_t
   }
   for (int i = 0; i < 2; ++i) {
     if (requests[i] == NULL) continue;
-    const mep_result_t waited = mep_request_wait(&requests[i], UINT32_MAX, NULL);
+    const mep_result_t waited = mep_request_wait(&requests[i], MEP_TIMEOUT_DEFAULT, NULL, NULL);
     if (result == MEP_SUCCESS) result = waited;
   }
   if (result == MEP_SUCCESS) findings->wrong = receive_values[count - 1] != (float)from;
@@ -206,7 +206,7 @@ static mep_result_t step_agree(mep_comm_t comm, uint64_t seed, step_findings_t* 
 static mep_result_t step_source_memory(mep_comm_t comm, uint64_t seed, step_findings_t* findings) {
   void* memory = NULL;
   (void)findings;
-  STEP_TRY(mep_mem_alloc(comm, 100 + seed % 100000, &memory));
+  STEP_TRY(mep_mem_alloc(comm, 100 + seed % 100000, 0, 0, &memory));
   memset(memory, 1, 100);
   return mep_mem_free(comm, memory);
 }
@@ -243,37 +243,23 @@ static mep_result_t step_change(mep_comm_t comm, uint64_t seed, step_findings_t*
 
 enum { TOKENS = 8, HIDDEN = 64, TOP_K = 2, EXPERTS_PER_RANK = 2 };
 
-static mep_result_t exchange(mep_ep_t ep, mep_ep_handle_t handle, int32_t size) {
+static mep_result_t exchange(mep_ep_handle_t handle, int32_t size) {
   int64_t topk[TOKENS * TOP_K];
-  mep_dispatch_send_t dispatch;
-  mep_dispatch_receive_t received;
-  mep_combine_send_t terms;
-  mep_combine_receive_t combine;
   mep_ep_view_t view;
   for (int i = 0; i < TOKENS; ++i) {
     topk[i * TOP_K] = i % (size * EXPERTS_PER_RANK);
     topk[i * TOP_K + 1] = (i + 1) % (size * EXPERTS_PER_RANK);
   }
   fill((size_t)TOKENS * HIDDEN, 1.0f);
-  mep_dispatch_send_defaults(&dispatch);
-  mep_dispatch_receive_defaults(&received);
-  dispatch.num_tokens = TOKENS;
-  dispatch.x = send_values;
-  dispatch.topk_idx = topk;
-  STEP_TRY(mep_dispatch(handle, &dispatch, &received, NULL));
   mep_ep_view_defaults(&view);
-  STEP_TRY(mep_ep_buffer_view(ep, 0, &view));
+  STEP_TRY(mep_dispatch(handle, send_values, topk, NULL, TOKENS, &view, NULL, NULL));
   for (int expert = 0; expert < EXPERTS_PER_RANK; ++expert) {
     const size_t row_bytes = HIDDEN * sizeof(float);
     const size_t first = (size_t)expert * (size_t)size * TOKENS * row_bytes;
     memcpy((char*)view.combine_input + first, (const char*)view.recv_x + first,
            (size_t)view.recv_count[expert] * row_bytes);
   }
-  mep_combine_send_defaults(&terms);
-  mep_combine_receive_defaults(&combine);
-  terms.y = view.combine_input;
-  combine.out = receive_values;
-  return mep_combine(handle, &terms, &combine, NULL);
+  return mep_combine(handle, view.combine_input, receive_values, NULL, NULL);
 }
 
 // The map by which each expert lies where it lies without one.
@@ -302,7 +288,7 @@ static mep_result_t step_experts(mep_comm_t comm, uint64_t seed, step_findings_t
   mep_result_t result = findings->made;
   if (result == MEP_SUCCESS) result = mep_ep_handle_create(ep, 0, &handle);
   if (result == MEP_SUCCESS) {
-    result = config.layout == MEP_EP_LOW_LATENCY ? exchange(ep, handle, size) : MEP_SUCCESS;
+    result = config.layout == MEP_EP_LOW_LATENCY ? exchange(handle, size) : MEP_SUCCESS;
     if (result == MEP_SUCCESS && config.layout == MEP_EP_LOW_LATENCY) {
       findings->wrong = is_whole(comm) && receive_values[0] != 2.0f;
     }

@@ -11,6 +11,7 @@
 #include "info/recorder_file.hpp"
 #include "support/comm_stats.hpp"
 #include "support/random_numbers.hpp"
+#include "support/request_waits.hpp"
 #include "support/temporary_folder.hpp"
 
 namespace {
@@ -204,7 +205,7 @@ void the_late_and_the_dead_are_named(void**) {
       pause_us(10'000);
     }
     std::ofstream(go) << "go";
-    COLL_OK(found, mep_request_wait(&request, 60'000, nullptr));
+    COLL_OK(found, wait_in(&request, 60'000));
     expect_text(job.text, "allreduce 4 of world, epoch 2, 8 bytes of int64: ranks 0, 1 since", true,
                 found);
     expect_text(job.text, "rank 3 has not begun it: its process runs", true, found);
@@ -245,7 +246,7 @@ void messages_and_buffers_are_recorded(void**) {
     }
     COLL_OK(found, mep_barrier(comm, nullptr));
     if (rank == 1) COLL_OK(found, mep_send(&value, 1, MEP_INT64, 0, 6, comm, nullptr));
-    if (rank == 0) COLL_OK(found, mep_request_wait(&request, 60'000, nullptr));
+    if (rank == 0) COLL_OK(found, wait_in(&request, 60'000));
   });
   unsetenv("MEP_FLIGHT_RECORDER");
   const Job job = read_job(folder.path(), 2);

@@ -16,7 +16,7 @@ struct ShortJob {
   explicit ShortJob(uint64_t of_job) : seed(of_job) {
     RandomStream random(seed);
     size = 1 + static_cast<int>(random.below(4));
-    flags = random.one_in(3) ? uint32_t{MEP_COMM_PUT_ONLY} : 0;
+    flags = random.one_in(3) ? kPutOnly : 0;
     operations = random.below(6);
     on_child = random.one_in(2);
   }

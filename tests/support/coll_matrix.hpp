@@ -23,7 +23,8 @@ inline void run_case(const Case& c, int rank, int size, mep_comm_t comm, bool no
   if (nonblocking) {
     mep_request_t request = nullptr;
     result = run.start(comm, &request);
-    if (result == MEP_SUCCESS) result = mep_request_wait(&request, MEP_FOREVER, nullptr);
+    if (result == MEP_SUCCESS)
+      result = mep_request_wait(&request, MEP_TIMEOUT_DEFAULT, nullptr, nullptr);
     if (result == MEP_SUCCESS && request != nullptr) report.add("a finished request is not NULL");
   } else {
     result = run.run(comm);

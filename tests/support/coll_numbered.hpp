@@ -137,7 +137,8 @@ struct CallRow {
     NumberedCall one(number, rank, size, ending, mine->failures != 0);
     mep_request_t request = nullptr;
     mep_result_t result = one.start(comm, &request);
-    if (result == MEP_SUCCESS) result = mep_request_wait(&request, 0xffffffff, nullptr);
+    if (result == MEP_SUCCESS)
+      result = mep_request_wait(&request, MEP_TIMEOUT_DEFAULT, nullptr, nullptr);
     if (result == MEP_SUCCESS) {
       one.check(found);
     } else if (result != MEP_ERR_PEER_FAILED) {

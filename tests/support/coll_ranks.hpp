@@ -22,6 +22,7 @@
 #include "mep.h"
 #include "support/cmocka_cpp.hpp"
 #include "support/coll_reference.hpp"
+#include "support/put_only.hpp"
 #include "support/temporary_folder.hpp"
 #include "transport/test_network.hpp"
 
@@ -171,7 +172,11 @@ inline void with_rank_threads(int size, const mep_comm_config_t& config, Report&
                               const RankBody& body) {
   const HostsScope hosts(hosts_pattern(), size);
   std::vector<mep_comm_t> comms(static_cast<size_t>(size), nullptr);
-  COLL_OK(report, mep_comm_init_all(size, &config, comms.data()));
+  mep_comm_config_t given = config;
+  {
+    const MapScope map(&given);
+    COLL_OK(report, mep_comm_init_all(size, &given, comms.data()));
+  }
   if (report.bad()) return;
   on_threads(size, [&](int rank) {
     const mep_comm_t comm = comms[static_cast<size_t>(rank)];
@@ -216,7 +221,10 @@ inline int rank_process(int rank, int size, const std::string& job, mep_comm_con
   if (before_rank()) before_rank()(rank);
   Report report;
   mep_comm_t comm = nullptr;
-  COLL_OK(report, mep_comm_init(&config, &comm));
+  {
+    const MapScope map(&config);
+    COLL_OK(report, mep_comm_init(&config, &comm));
+  }
   if (comm != nullptr) {
     body(rank, comm, report);
     COLL_OK(report, mep_comm_destroy(comm));

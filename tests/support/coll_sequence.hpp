@@ -153,7 +153,7 @@ class SequenceRank {
     info.contributors_words = 1;
     mep_result_t result = MEP_SUCCESS;
     if (own_.one_in(2)) {
-      result = mep_request_wait(&done.request, 0xffffffff, &info);
+      result = mep_request_wait(&done.request, MEP_TIMEOUT_DEFAULT, nullptr, &info);
     } else {
       int32_t is_done = 0;
       while (result == MEP_SUCCESS && is_done == 0) {

@@ -5,6 +5,8 @@
 #include <numeric>
 
 #include "support/coll_ranks.hpp"
+#include "support/ep_halves.hpp"
+#include "support/request_waits.hpp"
 
 namespace mep_test {
 
@@ -116,7 +118,7 @@ class CountedCalls {
     COLL_OK(found_, mep_irecv(out.data(), count + 10, MEP_INT32, before, 2, comm_, nullptr, nullptr,
                               &requests[0]));
     COLL_OK(found_, mep_isend(in.data(), count, MEP_INT32, next, 2, comm_, nullptr, &requests[1]));
-    COLL_OK(found_, mep_request_waitall(2, requests, UINT32_MAX, nullptr));
+    COLL_OK(found_, mep_request_waitall(2, requests, MEP_TIMEOUT_DEFAULT, nullptr, nullptr));
     COLL_OK(found_, mep_group_begin());
     COLL_OK(found_, mep_send(in.data(), count, MEP_INT32, next, 3, comm_, nullptr));
     COLL_OK(found_,
@@ -130,7 +132,7 @@ class CountedCalls {
     mep_request_t request = nullptr;
     COLL_OK(found_, mep_irecv(out.data(), 1, MEP_INT32, MEP_ANY_SOURCE, 99, comm_, nullptr, nullptr,
                               &request));
-    COLL_OK(found_, mep_request_cancel(&request));
+    COLL_OK(found_, cancel_now(&request));
     ++expected.receives;
   }
 
@@ -152,26 +154,22 @@ class CountedCalls {
     std::vector<uint16_t> out(size_t{8} * kHidden);
     std::vector<int64_t> chosen;
     for (uint32_t t = 0; t < tokens; ++t) chosen.push_back(t % experts);
-    mep_dispatch_send_t send;
-    mep_dispatch_receive_t receive;
-    mep_combine_send_t results;
-    mep_combine_receive_t sums;
-    mep_dispatch_send_defaults(&send);
-    mep_dispatch_receive_defaults(&receive);
-    mep_combine_send_defaults(&results);
-    mep_combine_receive_defaults(&sums);
+    DispatchTokens send;
+    DispatchRows receive;
+    CombineTerms results;
+    CombineSums sums;
     send.num_tokens = tokens;
     send.x = x.data();
     send.topk_idx = chosen.data();
     results.y = view.combine_input;
     sums.num_tokens = tokens;
     sums.out = out.data();
-    COLL_OK(found_, mep_dispatch(handle, &send, &receive, nullptr));
-    COLL_OK(found_, mep_combine(handle, &results, &sums, nullptr));
-    COLL_OK(found_, mep_dispatch(handle, &send, nullptr, nullptr));
-    COLL_OK(found_, mep_dispatch(handle, nullptr, &receive, nullptr));
-    COLL_OK(found_, mep_combine(handle, &results, nullptr, nullptr));
-    COLL_OK(found_, mep_combine(handle, nullptr, &sums, nullptr));
+    COLL_OK(found_, dispatch_halves(handle, &send, &receive, nullptr));
+    COLL_OK(found_, combine_halves(handle, &results, &sums, nullptr));
+    COLL_OK(found_, dispatch_halves(handle, &send, nullptr, nullptr));
+    COLL_OK(found_, dispatch_halves(handle, nullptr, &receive, nullptr));
+    COLL_OK(found_, combine_halves(handle, &results, nullptr, nullptr));
+    COLL_OK(found_, combine_halves(handle, nullptr, &sums, nullptr));
     expected.dispatches += 2;
     expected.combines += 2;
     expected.dispatch_bytes += uint64_t{2} * tokens * kHidden * 2;
@@ -186,7 +184,7 @@ class CountedCalls {
     if (form == 1) {
       mep_request_t request = nullptr;
       COLL_OK(found_, start(&request));
-      COLL_OK(found_, mep_request_wait(&request, UINT32_MAX, nullptr));
+      COLL_OK(found_, mep_request_wait(&request, MEP_TIMEOUT_DEFAULT, nullptr, nullptr));
     } else {
       if (form == 2) COLL_OK(found_, mep_group_begin());
       COLL_OK(found_, blocking());

@@ -5,6 +5,7 @@
 #include <memory>
 #include <numeric>
 
+#include "support/ep_halves.hpp"
 #include "support/ep_rounds.hpp"
 
 namespace mep_test {
@@ -160,30 +161,26 @@ class ExpandedRound {
 
   // capacity: bytes of recv_x in memory of the caller; 0: for all rows that can come.
   mep_result_t dispatch(Halves halves, uint64_t capacity = 0) {
-    mep_dispatch_send_t send;
-    mep_dispatch_receive_t receive;
-    mep_dispatch_send_defaults(&send);
-    mep_dispatch_receive_defaults(&receive);
+    DispatchTokens send;
+    DispatchRows receive;
     if (sends(halves)) set_inputs(&send);
     if (receives(halves)) set_outputs(capacity, &receive);
-    return mep_dispatch(handle_, if_sends(halves, send), if_receives(halves, receive), nullptr);
+    return dispatch_halves(handle_, if_sends(halves, send), if_receives(halves, receive), nullptr);
   }
 
   // Sends, and checks what is told before the rows are received.
   mep_result_t dispatch_early() {
     std::vector<int32_t> counts(c_.local_experts, -1);
     std::vector<mep_range_t> tokens(static_cast<size_t>(c_.ranks), mep_range_t{-1, -1});
-    mep_dispatch_send_t send;
-    mep_dispatch_receive_t receive;
-    mep_dispatch_send_defaults(&send);
-    mep_dispatch_receive_defaults(&receive);
+    DispatchTokens send;
+    DispatchRows receive;
     set_inputs(&send);
     int64_t total = -1;
-    receive.flags = MEP_DISPATCH_ROWS_LATER;
+    receive.later = true;
     receive.recv_count = counts.data();
     receive.recv_total = &total;
     receive.token_range = tokens.data();
-    const mep_result_t result = mep_dispatch(handle_, &send, &receive, nullptr);
+    const mep_result_t result = dispatch_halves(handle_, &send, &receive, nullptr);
     COLL_CHECK(report_, counts == c_.received(rank_, routed_, {}).counts);
     COLL_CHECK(report_, total == std::accumulate(counts.begin(), counts.end(), int64_t{0}));
     COLL_CHECK(report_, std::equal(tokens.begin(), tokens.end(), view_.token_range,
@@ -237,10 +234,8 @@ class ExpandedRound {
 
   // Rows that come back have no weights, so flags change nothing.
   mep_result_t combine(Halves halves, uint32_t /*flags*/ = 0) {
-    mep_combine_send_t results;
-    mep_combine_receive_t sums;
-    mep_combine_send_defaults(&results);
-    mep_combine_receive_defaults(&sums);
+    CombineTerms results;
+    CombineSums sums;
     if (sends(halves)) {
       results.y = own_memory_ ? own_y_.data() : view_.combine_input;
       results.topk_weights = values_.data();
@@ -251,10 +246,10 @@ class ExpandedRound {
       bias_ = c_.bias_row(round_);
       sums.out = out_->data();
       sums.bias = c_.bias ? bias_.data() : nullptr;
-      sums.topk_weights = back_->as<float>();
+      sums.recv_topk_weights = back_->as<float>();
     }
     const mep_result_t result =
-        mep_combine(handle_, if_sends(halves, results), if_receives(halves, sums), nullptr);
+        combine_halves(handle_, if_sends(halves, results), if_receives(halves, sums), nullptr);
     if (!receives(halves)) {
       std::fill(own_y_.begin(), own_y_.end(), uint8_t{0xee});  // the caller's again
       std::fill(values_.begin(), values_.end(), -1.0f);
@@ -281,7 +276,7 @@ class ExpandedRound {
   }
 
  private:
-  void set_inputs(mep_dispatch_send_t* send) {
+  void set_inputs(DispatchTokens* send) {
     send->num_tokens = tokens_;
     send->x = x_.data();
     send->x_scales = c_.input == MEP_FLOAT8_E4M3 ? x_scales_.data() : nullptr;
@@ -290,7 +285,7 @@ class ExpandedRound {
     send->topk_weights = c_.dispatch_weights ? weights_.data() : nullptr;
   }
 
-  void set_outputs(uint64_t capacity, mep_dispatch_receive_t* receive) {
+  void set_outputs(uint64_t capacity, DispatchRows* receive) {
     total_ = -1;
     std::fill(statistics_.begin(), statistics_.end(), 0);
     receive->recv_total = &total_;

@@ -69,14 +69,12 @@ class EpRound {
   }
 
   mep_result_t dispatch(Halves halves) {
-    mep_dispatch_send_t send;
-    mep_dispatch_receive_t receive;
-    mep_dispatch_send_defaults(&send);
-    mep_dispatch_receive_defaults(&receive);
+    DispatchTokens send;
+    DispatchRows receive;
     if (sends(halves)) set_inputs(&send);
     if (receives(halves)) set_outputs(&receive);
     const mep_result_t result =
-        mep_dispatch(handle_, if_sends(halves, send), if_receives(halves, receive), nullptr);
+        dispatch_halves(handle_, if_sends(halves, send), if_receives(halves, receive), nullptr);
     // The memory that was sent is the caller's again.
     if (!receives(halves)) scribble();
     return result;
@@ -113,10 +111,8 @@ class EpRound {
   }
 
   mep_result_t combine(Halves halves, uint32_t flags = 0) {
-    mep_combine_send_t send;
-    mep_combine_receive_t receive;
-    mep_combine_send_defaults(&send);
-    mep_combine_receive_defaults(&receive);
+    CombineTerms send;
+    CombineSums receive;
     combine_weights_ = c_.weights(rank_, round_, true);
     bias_ = c_.bias_row(round_);
     const size_t stride = c_.combine_bytes() + (c_.strided ? 48 : 0);
@@ -132,7 +128,7 @@ class EpRound {
       receive.op_status_bytes = status_.bytes();
     }
     const mep_result_t result =
-        mep_combine(handle_, if_sends(halves, send), if_receives(halves, receive), nullptr);
+        combine_halves(handle_, if_sends(halves, send), if_receives(halves, receive), nullptr);
     if (!receives(halves) && c_.own_memory) y_->reset();
     return result;
   }
@@ -203,7 +199,7 @@ class EpRound {
     weights_ = c_.weights(rank_, round_, false);
   }
 
-  void set_inputs(mep_dispatch_send_t* args) {
+  void set_inputs(DispatchTokens* args) {
     args->num_tokens = tokens_;
     args->x = x_.data();
     args->x_stride_bytes = c_.strided ? x_stride_ : 0;
@@ -214,7 +210,7 @@ class EpRound {
     args->topk_weights = c_.dispatch_weights ? weights_.data() : nullptr;
   }
 
-  void set_outputs(mep_dispatch_receive_t* args) {
+  void set_outputs(DispatchRows* args) {
     for (Poisoned* memory : {&recv_x_, &recv_scales_, &recv_count_, &recv_count_host_, &src_info_,
                              &layout_range_, &status_}) {
       memory->reset();

@@ -117,6 +117,7 @@ class JoinJob {
         config.rank = rank;
       }
       mep_comm_t comm = nullptr;
+      const MapScope map(&config);
       COLL_EXPECT(found, expected, mep_comm_join(&config, &comm));
       if (comm != nullptr) {
         int32_t own = -1;
@@ -166,7 +167,7 @@ inline void meet_failure(mep_comm_t comm, Report& report) {
 
 inline int32_t live_of(mep_comm_t comm, Report& report) {
   int32_t live = -1;
-  COLL_OK(report, mep_comm_live(comm, &live));
+  COLL_OK(report, mep_comm_live_count(comm, &live));
   return live;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "support/message_ranks.hpp"
+#include "support/request_waits.hpp"
 
 namespace mep_test {
 
@@ -122,7 +123,8 @@ inline void lost_while_receiving(const Loss& loss, int rank, mep_comm_t comm, Re
     if (rank == 1) COLL_EXPECT(found, loss.told, receive(inboxes[0], 2, 1, comm));
     if (rank == 0) {
       mep_result_t results[2] = {};
-      COLL_EXPECT(found, loss.told, mep_request_waitall(2, requests, kForever, results));
+      COLL_EXPECT(found, loss.told,
+                  mep_request_waitall(2, requests, MEP_TIMEOUT_DEFAULT, nullptr, results));
       COLL_CHECK(found, results[0] == loss.told && results[1] == loss.told);
     }
     for (const Inbox& inbox : inboxes) inbox.check_untouched(found);
@@ -209,7 +211,7 @@ inline void lost_beside_another_source(const Loss& loss, int rank, mep_comm_t co
   loss.stages.reach(0);
   COLL_EXPECT(found, loss.told, receive(after, 2, 4, comm));
   await_loss(comm, found);
-  COLL_EXPECT(found, MEP_IN_PROGRESS, mep_request_wait(&request, 20, nullptr));
+  COLL_EXPECT(found, MEP_IN_PROGRESS, wait_in(&request, 20));
   loss.stages.reach(1);
   COLL_OK(found, finish(&request));
   before.came(1, 4, 30, found);
@@ -333,12 +335,12 @@ inline void transfer_until(const Loss& loss, uint64_t after_us, mep_comm_t comm,
     COLL_OK(found, begin_receive(inbox, 1, 1, comm, &requests[1]));
     mep_result_t result = MEP_IN_PROGRESS;
     while (result == MEP_IN_PROGRESS && !hour.has_come()) {
-      result = mep_request_waitall(2, requests, 0, nullptr);
+      result = wait_all_in(2, requests, 0);
     }
     if (hour.has_come()) {
       loss.go(comm);
       // Requests that an abort has ended are freed before the comm is; a rank that leaves has them done first.
-      (void)mep_request_waitall(2, requests, kForever, nullptr);
+      (void)mep_request_waitall(2, requests, MEP_TIMEOUT_DEFAULT, nullptr, nullptr);
       return;
     }
     COLL_OK(found, result);
@@ -418,7 +420,7 @@ inline void lost_in_a_storm(const Loss& loss, uint64_t seed, int rank, int size,
     const bool goes = rank == victim && hour.has_come();
     if (goes) loss.go(comm);
     for (const auto& with : exchanges) {
-      (void)mep_request_waitall(2, with->requests, kForever, with->results);
+      (void)mep_request_waitall(2, with->requests, MEP_TIMEOUT_DEFAULT, nullptr, with->results);
     }
     if (goes) return;
     for (const auto& with : exchanges) {

@@ -137,7 +137,7 @@ inline mep_result_t begin_receive(Inbox& inbox, int source, int tag, mep_comm_t 
                    nullptr, request);
 }
 inline mep_result_t finish(mep_request_t* request) {
-  return mep_request_wait(request, kForever, nullptr);
+  return mep_request_wait(request, MEP_TIMEOUT_DEFAULT, nullptr, nullptr);
 }
 
 // Sends under way, and what they send.
@@ -151,7 +151,7 @@ class Sent {
   }
   void finish_all(Report& found) {
     COLL_OK(found, mep_request_waitall(static_cast<int32_t>(requests_.size()), requests_.data(),
-                                       kForever, nullptr));
+                                       MEP_TIMEOUT_DEFAULT, nullptr, nullptr));
   }
 
  private:
@@ -193,7 +193,7 @@ inline uint64_t sum_of_all(int size) {
 template <void (*kBody)(uint32_t flags)>
 void both(void**) {
   kBody(0);
-  kBody(MEP_COMM_PUT_ONLY);
+  kBody(kPutOnly);
 }
 
 }  // namespace mep_test

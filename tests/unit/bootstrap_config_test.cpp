@@ -235,7 +235,7 @@ void fields_come_before_the_environment(void**) {
   assert_int_equal(config.num_sms, 15);
   assert_true(config.rank_given);
   assert_true((config.transports == std::vector<std::string>{"shm", "tcp"}));
-  assert_int_equal(config.flags & MEP_COMM_PUT_ONLY, MEP_COMM_PUT_ONLY);
+  assert_false(config.maps);
   assert_int_equal(config.flags & MEP_COMM_PROGRESS_THREAD, MEP_COMM_PROGRESS_THREAD);
 
   mep_comm_config_t given = plain_config();
@@ -272,7 +272,6 @@ void defaults_hold_when_nothing_is_said(void**) {
   assert_int_equal(config.init_timeout_ms, 60000);
   assert_int_equal(config.heartbeat_ms, 100);
   assert_int_equal(config.suspect_ms, 5000);
-  assert_int_equal(config.in_place_restore_bytes, 65536);
   assert_int_equal(config.quorum, MEP_QUORUM_MAJORITY);
   assert_true(config.transports.empty());
   assert_false(config.rank_given);
@@ -344,10 +343,13 @@ void wrong_fields_are_named(void**) {
   config = plain_config();
   config.device = 1;
   refuse(config, MEP_ERR_INVALID_ARGUMENT, "config.device");
-  config.flags = MEP_COMM_SET_DEVICE;
+  config.device_type = MEP_DEVICE_CUDA;
   config.device = -2;
   refuse(config, MEP_ERR_INVALID_ARGUMENT, "config.device");
   config.device = 0;
+  config.device_type = 3;
+  refuse(config, MEP_ERR_UNSUPPORTED, "config.device_type is 3");
+  config.device_type = MEP_DEVICE_CUDA_BY_RANK;
   config.flags |= MEP_COMM_AUTO_RECOVER;
   refuse(config, MEP_ERR_UNSUPPORTED, "device");
   config = plain_config();

@@ -94,7 +94,7 @@ void mismatch(uint64_t usual, uint32_t flags) {
 }
 
 void test_mismatch(void**) {
-  for (const uint32_t flags : {0u, uint32_t{MEP_COMM_PUT_ONLY}}) {
+  for (const uint32_t flags : {0u, kPutOnly}) {
     mismatch(5, flags);
     mismatch(100'000, flags);
   }
@@ -102,7 +102,7 @@ void test_mismatch(void**) {
 
 // One long block and others without any; a long one of a rank for itself; one rank alone large.
 void test_skew(void**) {
-  for (const uint32_t flags : {0u, uint32_t{MEP_COMM_PUT_ONLY}}) {
+  for (const uint32_t flags : {0u, kPutOnly}) {
     Report report;
     with_rank_threads(
         kSize, patient_config(flags), report, [&](int rank, mep_comm_t comm, Report& found) {

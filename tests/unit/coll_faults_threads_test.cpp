@@ -138,7 +138,7 @@ void test_counts_mismatch(void**) {
       for (const int size : {2, 3, 4}) {
         for (int odd = 0; odd < size; ++odd) {
           if (!soak_flag() && odd != turn % size) continue;
-          mismatch(deviation, size, odd, turn % 2 == 0 ? 0 : uint32_t{MEP_COMM_PUT_ONLY}, true);
+          mismatch(deviation, size, odd, turn % 2 == 0 ? 0 : kPutOnly, true);
         }
         ++turn;
       }
@@ -206,7 +206,7 @@ void test_mismatch(void**) {
       for (int odd = 0; odd < size; ++odd) {
         // CI: one odd rank for each pair and size.
         if (!soak_flag() && odd != static_cast<int>(i % static_cast<size_t>(size))) continue;
-        mismatch(deviations[i], size, odd, i % 2 == 0 ? 0 : uint32_t{MEP_COMM_PUT_ONLY}, true);
+        mismatch(deviations[i], size, odd, i % 2 == 0 ? 0 : kPutOnly, true);
       }
     }
   }
@@ -388,7 +388,7 @@ void test_timeout(void**) {
   for (const Case& c : cases) {
     for (const int size : {2, 4}) {
       timeout_with(c, size, 0);
-      timeout_with(c, size, MEP_COMM_PUT_ONLY);
+      timeout_with(c, size, kPutOnly);
     }
   }
 }
@@ -410,7 +410,7 @@ void stalled_in(const Case& c, int size, uint32_t flags) {
                         COLL_OK(found, run.start(comm, &request));
                         entered.reach();
                         timed_out.await(size - 1);
-                        result = mep_request_wait(&request, 0xffffffff, nullptr);
+                        result = mep_request_wait(&request, MEP_TIMEOUT_DEFAULT, nullptr, nullptr);
                       } else {
                         entered.await(1);
                         COLL_OK(found, mep_comm_set_timeout(comm, kShortMs));
@@ -444,7 +444,7 @@ void test_stalled_large(void**) {
     const Case& c = cases[i];
     for (const int size : {2, 3}) {
       stalled_in(c, size, 0);
-      stalled_in(c, size, MEP_COMM_PUT_ONLY);
+      stalled_in(c, size, kPutOnly);
     }
   }
 }
@@ -486,7 +486,7 @@ void test_revoke_under_way(void**) {
     RandomStream shared(mix(test_seed(), static_cast<uint64_t>(round)));
     const size_t count = 1 + shared.below(500'000);
     const uint64_t revoke_after_us = shared.below(3000);
-    const uint32_t flags = shared.one_in(2) ? uint32_t{MEP_COMM_PUT_ONLY} : 0;
+    const uint32_t flags = shared.one_in(2) ? kPutOnly : 0;
     enable_delays(shared.bits(), 24);
     constexpr int kOperations = 30;
     int successes[kSize] = {};

@@ -160,8 +160,7 @@ void test_relay_is_counted(void**) {
     std::barrier together(size);
     hosts_pattern() = "0";
     with_rank_threads(
-        size, patient_config(MEP_COMM_PUT_ONLY), report,
-        [&](int rank, mep_comm_t comm, Report& found) {
+        size, patient_config(kPutOnly), report, [&](int rank, mep_comm_t comm, Report& found) {
           std::vector<Case> cases = small_cases(size);
           cases.push_back({Kind::k_allgather, MEP_UINT8, MEP_SUM, 16384, 0, false, 7});
           const size_t first_large = cases.size();

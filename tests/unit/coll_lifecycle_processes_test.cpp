@@ -1,6 +1,7 @@
 // labels: quick
 // Short jobs as processes, random sequences of operations on them, and what a child of fork gets.
 #include "support/coll_jobs.hpp"
+#include "support/request_waits.hpp"
 
 namespace {
 
@@ -21,7 +22,7 @@ void test_short_jobs(void**) {
 void test_sequences(void**) {
   const size_t rounds = slice(1, 100);
   for (size_t round = 0; round < rounds; ++round) {
-    for (const uint32_t flags : {0u, uint32_t{MEP_COMM_PUT_ONLY}}) {
+    for (const uint32_t flags : {0u, kPutOnly}) {
       for (const int size : {2, 4, 8}) {
         const uint64_t seed = mix(test_seed() + round, static_cast<uint64_t>(size) * 2 + flags);
         Report report;
@@ -54,14 +55,14 @@ int calls_of_child(mep_comm_t comm, mep_request_t request) {
     if (!mep::facts_of(kind).is_nonblocking_too) continue;
     wrong += mep::start_collective(kind, call, comm, nullptr, &made) != MEP_ERR_FORKED;
   }
-  wrong += mep_request_wait(&request, 0, nullptr) != MEP_ERR_FORKED;
+  wrong += wait_in(&request, 0) != MEP_ERR_FORKED;
   wrong += mep_request_test(&request, &number, nullptr) != MEP_ERR_FORKED;
   wrong += mep_request_info(request, &info) != MEP_ERR_FORKED;
   wrong += mep_comm_rank(comm, &number) != MEP_ERR_FORKED;
   wrong += mep_comm_epoch(comm, &epoch) != MEP_ERR_FORKED;
   wrong += mep_comm_last_op(comm, &info) != MEP_ERR_FORKED;
   wrong += mep_comm_split(comm, 0, 0, &child) != MEP_ERR_FORKED;
-  wrong += mep_mem_alloc(comm, 100, &memory) != MEP_ERR_FORKED;
+  wrong += mep_mem_alloc(comm, 100, 0, 0, &memory) != MEP_ERR_FORKED;
   wrong += mep_comm_abort(comm) != MEP_ERR_FORKED;
   wrong += mep_comm_destroy(comm) != MEP_ERR_FORKED;
   return wrong;
@@ -78,7 +79,7 @@ void test_fork(void**) {
     COLL_CHECK(found, child > 0 && waitpid(child, &status, 0) == child);
     COLL_CHECK(found, WIFEXITED(status) && WEXITSTATUS(status) == 0);
     // The parent is not disturbed.
-    COLL_OK(found, mep_request_wait(&request, 0xffffffff, nullptr));
+    COLL_OK(found, mep_request_wait(&request, MEP_TIMEOUT_DEFAULT, nullptr, nullptr));
     const Case c{Kind::k_allreduce, MEP_FLOAT64, MEP_AVG, 100'000, 0, false, 9};
     CaseRun run(c, rank, 2);
     COLL_OK(found, run.run(comm));

@@ -25,7 +25,7 @@ void test_mapped(void**) {
   matrix(0);
 }
 void test_put_only(void**) {
-  matrix(MEP_COMM_PUT_ONLY);
+  matrix(kPutOnly);
 }
 // One rank maps nobody: then nobody may take it for one that does.
 void test_one_maps_nobody(void**) {

@@ -20,13 +20,13 @@ void test_mapped(void**) {
   matrix(0, false);
 }
 void test_put_only(void**) {
-  matrix(MEP_COMM_PUT_ONLY, false);
+  matrix(kPutOnly, false);
 }
 void test_nonblocking(void**) {
   matrix(0, true);
 }
 void test_nonblocking_put_only(void**) {
-  matrix(MEP_COMM_PUT_ONLY, true);
+  matrix(kPutOnly, true);
 }
 
 void test_unsupported_pairs(void**) {

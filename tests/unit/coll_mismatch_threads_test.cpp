@@ -94,7 +94,7 @@ void mapped(void**) {
   apart(0);
 }
 void put_only(void**) {
-  apart(MEP_COMM_PUT_ONLY);
+  apart(kPutOnly);
 }
 
 // Neighbouring kinds with small counts, one of them with a count a rank: no count makes one kind look like another.
@@ -166,8 +166,8 @@ void both_names(void**) {
     const char* placement;
     uint32_t flags;
   };
-  for (const World& world : {World{"00", 0}, World{"000", 0}, World{"000", MEP_COMM_PUT_ONLY},
-                             World{"01", 0}, World{"011", 0}}) {
+  for (const World& world :
+       {World{"00", 0}, World{"000", 0}, World{"000", kPutOnly}, World{"01", 0}, World{"011", 0}}) {
     const int size = static_cast<int>(strlen(world.placement));
     Report report;
     const auto body = [&](int rank, mep_comm_t comm, Report& found) {

@@ -92,7 +92,7 @@ void run_placement(size_t place, int rank, int size, mep_comm_t comm, Report& fo
 }
 
 void run_placements() {
-  for (const uint32_t flags : {0u, static_cast<uint32_t>(MEP_COMM_PUT_ONLY)}) {
+  for (const uint32_t flags : {0u, kPutOnly}) {
     for (size_t place = 0; place < std::size(kPlacements); ++place) {
       const std::string placement = kPlacements[place];
       const int size = static_cast<int>(placement.size());
@@ -271,7 +271,7 @@ void end_one(const std::string& placement, int ending, int after, uint64_t seed)
   std::vector<Ending> endings(placement.size());
   enable_delays(seed, 8);
   Report report;
-  const uint32_t flags = seed % 4 == 0 ? static_cast<uint32_t>(MEP_COMM_PUT_ONLY) : 0;
+  const uint32_t flags = seed % 4 == 0 ? kPutOnly : 0;
   with_placement(
       placement, report,
       [&](int rank, mep_comm_t comm, Report& found) {
@@ -290,7 +290,8 @@ void end_one(const std::string& placement, int ending, int after, uint64_t seed)
           sched_yield();
         }
         COLL_OK(found, mep_comm_abort(comm));
-        if (request != nullptr) (void)mep_request_wait(&request, 0xffffffff, nullptr);
+        if (request != nullptr)
+          (void)mep_request_wait(&request, MEP_TIMEOUT_DEFAULT, nullptr, nullptr);
         COLL_CHECK(found, request == nullptr);
       },
       flags);

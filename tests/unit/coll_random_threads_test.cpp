@@ -25,7 +25,7 @@ void test_mapped(void**) {
   sequences(0);
 }
 void test_put_only(void**) {
-  sequences(MEP_COMM_PUT_ONLY);
+  sequences(kPutOnly);
 }
 
 void test_delay_points_are_passed(void**) {

@@ -3,6 +3,7 @@
 #include <poll.h>
 
 #include "support/coll_sequence.hpp"
+#include "support/request_waits.hpp"
 
 namespace {
 
@@ -34,8 +35,8 @@ void test_wait_and_test(void**) {
     }
     mep_request_t request = nullptr;
     COLL_OK(found, mep_ibarrier(comm, nullptr, &request));
-    COLL_EXPECT(found, MEP_IN_PROGRESS, mep_request_wait(&request, 0, nullptr));
-    COLL_EXPECT(found, MEP_IN_PROGRESS, mep_request_wait(&request, 3, nullptr));
+    COLL_EXPECT(found, MEP_IN_PROGRESS, wait_in(&request, 0));
+    COLL_EXPECT(found, MEP_IN_PROGRESS, wait_in(&request, 3));
     COLL_CHECK(found, request != nullptr);
     int32_t done = 7;
     COLL_OK(found, mep_request_test(&request, &done, nullptr));
@@ -121,15 +122,15 @@ void test_out_of_order(void**) {
     COLL_OK(found, two.start(comm, &requests[1]));
     COLL_OK(found, mep_ibarrier(comm, nullptr, &requests[2]));
     Info info;
-    COLL_OK(found, mep_request_wait(&requests[1], 0xffffffff, &info.info));
+    COLL_OK(found, mep_request_wait(&requests[1], MEP_TIMEOUT_DEFAULT, nullptr, &info.info));
     COLL_CHECK(found, info.info.seq == 2 && info.contributors == 3);
     int32_t done = 0;
     Info earlier;
     COLL_OK(found, mep_request_test(&requests[0], &done, &earlier.info));
     COLL_CHECK(found, done == 1 && earlier.info.seq == 1 && earlier.contributors == 3);
-    COLL_EXPECT(found, MEP_IN_PROGRESS, mep_request_wait(&requests[2], 1, nullptr));
+    COLL_EXPECT(found, MEP_IN_PROGRESS, wait_in(&requests[2], 1));
     go.store(true);
-    COLL_OK(found, mep_request_wait(&requests[2], 0xffffffff, nullptr));
+    COLL_OK(found, mep_request_wait(&requests[2], MEP_TIMEOUT_DEFAULT, nullptr, nullptr));
     one.check(found);
     two.check(found);
   });
@@ -200,14 +201,14 @@ void test_second_thread(void**) {
 }
 
 void test_source_memory(void**) {
-  for (const uint32_t flags : {0u, uint32_t{MEP_COMM_PUT_ONLY}}) {
+  for (const uint32_t flags : {0u, kPutOnly}) {
     Report report;
     with_rank_threads(3, patient_config(flags), report, [&](int, mep_comm_t comm, Report& found) {
       constexpr size_t kCount = 300'001;
       void* memory = nullptr;
       void* result = nullptr;
-      COLL_OK(found, mep_mem_alloc(comm, kCount * sizeof(float), &memory));
-      COLL_OK(found, mep_mem_alloc(comm, kCount * sizeof(float), &result));
+      COLL_OK(found, mep_mem_alloc(comm, kCount * sizeof(float), 0, 0, &memory));
+      COLL_OK(found, mep_mem_alloc(comm, kCount * sizeof(float), 0, 0, &result));
       auto* values = static_cast<float*>(memory);
       auto* sums = static_cast<float*>(result);
       COLL_CHECK(found, reinterpret_cast<uintptr_t>(memory) % 4096 == 0);

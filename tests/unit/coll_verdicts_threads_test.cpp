@@ -146,7 +146,8 @@ void test_several_pending(void**) {
       info.contributors_words = 1;
       info.failed = &failed;
       info.failed_words = 1;
-      const mep_result_t result = mep_request_wait(&requests[i], 0xffffffff, &info);
+      const mep_result_t result =
+          mep_request_wait(&requests[i], MEP_TIMEOUT_DEFAULT, nullptr, &info);
       own.add(result, sums[i], info, contributors, failed);
     }
     for (uint64_t step = 3; step < 6; ++step) sum_step(comm, step, own);

@@ -74,7 +74,7 @@ void test_sequence_numbers(void**) {
   // The use count of an eager slot has 24 bits, the finished word's too before its payload goes on; 47 is the
   // last power of two that the channel's word holds.
   for (const uint64_t limit : {bit(23), bit(24), bit(24) * depth, bit(32), bit(47)}) {
-    for (const uint32_t flags : {0u, uint32_t{MEP_COMM_PUT_ONLY}}) {
+    for (const uint32_t flags : {0u, kPutOnly}) {
       run_from({1, limit - 23, 0}, flags, 80);
     }
   }
@@ -83,7 +83,7 @@ void test_sequence_numbers(void**) {
 void test_chunk_counters(void**) {
   for (const uint64_t limit : {bit(23), bit(24), bit(25), bit(48)}) {
     run_from({1, 1, limit - 2}, 0, 60);
-    run_from({1, 1, limit - 1}, MEP_COMM_PUT_ONLY, 60);
+    run_from({1, 1, limit - 1}, kPutOnly, 60);
   }
 }
 

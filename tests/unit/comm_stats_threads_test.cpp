@@ -77,7 +77,8 @@ void errors_by_kind(void**) {
     COLL_EXPECT(found, MEP_ERR_TIMEOUT,
                 mep_recv(out, 1, MEP_INT32, 1 - rank, 5, comm, nullptr, nullptr));
     COLL_OK(found, mep_irecv(out, 1, MEP_INT32, 1 - rank, 5, comm, nullptr, nullptr, &request));
-    COLL_EXPECT(found, MEP_ERR_TIMEOUT, mep_request_wait(&request, UINT32_MAX, nullptr));
+    COLL_EXPECT(found, MEP_ERR_TIMEOUT,
+                mep_request_wait(&request, MEP_TIMEOUT_DEFAULT, nullptr, nullptr));
     expected.receives += 2;
     expected.errors_timeout += 2;
     check_stats(comm, expected, "timeout", found);

@@ -104,7 +104,7 @@ void experts_are_taken_back_mapped(void**) {
   experts_are_taken_back(0);
 }
 void experts_are_taken_back_put_only(void**) {
-  experts_are_taken_back(MEP_COMM_PUT_ONLY);
+  experts_are_taken_back(kPutOnly);
 }
 
 // Two joiners at a time have no member's word for each other.
@@ -148,7 +148,7 @@ void two_at_once_mapped(void**) {
   two_at_once(0);
 }
 void two_at_once_put_only(void**) {
-  two_at_once(MEP_COMM_PUT_ONLY);
+  two_at_once(kPutOnly);
 }
 
 enum Stage { kOthersSettled, kJoinerWelcomed };

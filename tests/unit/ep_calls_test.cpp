@@ -9,6 +9,7 @@
 #include "core/ep/ep_object.hpp"
 #include "core/ep/host_buffers.hpp"
 #include "core/topo/usable.hpp"
+#include "support/ep_halves.hpp"
 #include "support/ep_rounds.hpp"
 #include "support/refused.hpp"
 
@@ -151,13 +152,9 @@ struct Caller {
     COLL_OK(report, mep_ep_handle_create(ep, 0, &handle));
     mep_ep_view_defaults(&view);
     COLL_OK(report, mep_ep_buffer_view(ep, 0, &view));
-    mep_dispatch_send_defaults(&input);
-    mep_dispatch_receive_defaults(&output);
     input.num_tokens = 2;
     input.x = x;
     input.topk_idx = index;
-    mep_combine_send_defaults(&terms);
-    mep_combine_receive_defaults(&sums);
     terms.y = view.combine_input;
     sums.out = out;
   }
@@ -166,19 +163,19 @@ struct Caller {
     COLL_OK(report, mep_ep_destroy(ep));
   }
   mep_result_t run_dispatch(Halves halves) {
-    return mep_dispatch(handle, if_sends(halves, input), if_receives(halves, output), nullptr);
+    return dispatch_halves(handle, if_sends(halves, input), if_receives(halves, output), nullptr);
   }
   mep_result_t run_combine(Halves halves) {
-    return mep_combine(handle, if_sends(halves, terms), if_receives(halves, sums), nullptr);
+    return combine_halves(handle, if_sends(halves, terms), if_receives(halves, sums), nullptr);
   }
   Report& report;
   mep_ep_t ep = nullptr;
   mep_ep_handle_t handle = nullptr;
   mep_ep_view_t view{};
-  mep_dispatch_send_t input{};
-  mep_dispatch_receive_t output{};
-  mep_combine_send_t terms{};
-  mep_combine_receive_t sums{};
+  DispatchTokens input{};
+  DispatchRows output{};
+  CombineTerms terms{};
+  CombineSums sums{};
   uint16_t x[4 * 16] = {};
   int64_t index[8] = {0, 5, -1, 3, 0, 1, 2, 3};
   uint16_t out[4 * 16] = {};
@@ -186,8 +183,6 @@ struct Caller {
 };
 
 void refused_combines(Caller& caller, Report& findings) {
-  EXPECT_REFUSED(findings, MEP_ERR_INVALID_ARGUMENT, "send and receive are NULL",
-                 mep_combine(caller.handle, nullptr, nullptr, nullptr));
   EXPECT_REFUSED(findings, MEP_ERR_INVALID_ARGUMENT, "no combine of this handle to receive",
                  caller.run_combine(Halves::kReceive));
   const struct {
@@ -195,17 +190,15 @@ void refused_combines(Caller& caller, Report& findings) {
     std::function<void(Caller*)> spoil;
   } cases[] = {
       {"y is NULL", [](Caller* c) { c->terms.y = nullptr; }},
-      {"mep_combine_send_t.flags", [](Caller* c) { c->terms.flags = 1; }},
-      {"mep_combine_send_t.struct_size", [](Caller* c) { c->terms.struct_size = 4; }},
       {"out is NULL", [](Caller* c) { c->sums.out = nullptr; }},
       {"out_stride", [](Caller* c) { c->sums.out_stride_bytes = 8; }},
       {"num_tokens is 3", [](Caller* c) { c->sums.num_tokens = 3; }},
-      {"mep_combine_receive_t.flags", [](Caller* c) { c->sums.flags = 8; }},
-      {"mep_combine_receive_t.struct_size", [](Caller* c) { c->sums.struct_size = 4; }},
+      {"mep_combine_options_t.flags", [](Caller* c) { c->sums.flags = 8; }},
+      {"mep_combine_options_t.struct_size", [](Caller* c) { c->sums.struct_size = 4; }},
       {"op_status_bytes is 0", [](Caller* c) { c->sums.op_status = &c->status; }},
   };
-  const mep_combine_send_t right_terms = caller.terms;
-  const mep_combine_receive_t right_sums = caller.sums;
+  const CombineTerms right_terms = caller.terms;
+  const CombineSums right_sums = caller.sums;
   for (const auto& each : cases) {
     each.spoil(&caller);
     EXPECT_REFUSED(findings, MEP_ERR_INVALID_ARGUMENT, each.part,
@@ -243,13 +236,11 @@ void bad_dispatches(void**) {
         {MEP_ERR_INVALID_ARGUMENT, "recv_scales", [](Caller* c) { c->output.recv_scales = c->x; }},
         {MEP_ERR_INVALID_ARGUMENT, "MEP_DISPATCH_REPLAY",
          [](Caller* c) { c->input.flags = MEP_DISPATCH_REPLAY; }},
-        {MEP_ERR_INVALID_ARGUMENT, "mep_dispatch_send_t.flags",
-         [](Caller* c) { c->input.flags = 8; }},
-        {MEP_ERR_INVALID_ARGUMENT, "mep_dispatch_receive_t.flags",
+        {MEP_ERR_INVALID_ARGUMENT, "mep_dispatch_options_t.flags",
          [](Caller* c) { c->output.flags = 2; }},
-        {MEP_ERR_INVALID_ARGUMENT, "mep_dispatch_send_t.struct_size",
-         [](Caller* c) { c->input.struct_size = 4; }},
-        {MEP_ERR_INVALID_ARGUMENT, "mep_dispatch_receive_t.struct_size",
+        {MEP_ERR_INVALID_ARGUMENT, "mep_dispatch_options_t.reserved",
+         [](Caller* c) { c->output.reserved = 1; }},
+        {MEP_ERR_INVALID_ARGUMENT, "mep_dispatch_options_t.struct_size",
          [](Caller* c) { c->output.struct_size = 4; }},
         {MEP_ERR_INVALID_ARGUMENT, "recv_x is the library's own",
          [](Caller* c) { c->output.recv_x = const_cast<void*>(c->view.recv_x); }},
@@ -279,8 +270,8 @@ void bad_dispatches(void**) {
         {MEP_ERR_INVALID_ARGUMENT, "recv_topk_idx",
          [](Caller* c) { c->output.recv_topk_idx = reinterpret_cast<int32_t*>(c->x); }},
     };
-    const mep_dispatch_send_t right_input = caller.input;
-    const mep_dispatch_receive_t right_output = caller.output;
+    const DispatchTokens right_input = caller.input;
+    const DispatchRows right_output = caller.output;
     const std::vector<int64_t> indices(caller.index, caller.index + 8);
     for (const auto& each : cases) {
       each.spoil(&caller);
@@ -291,11 +282,9 @@ void bad_dispatches(void**) {
     }
     int stream = 0;
     EXPECT_REFUSED(findings, MEP_ERR_UNSUPPORTED, "stream",
-                   mep_dispatch(caller.handle, &caller.input, &caller.output, &stream));
-    EXPECT_REFUSED(findings, MEP_ERR_INVALID_ARGUMENT, "send and receive are NULL",
-                   mep_dispatch(caller.handle, nullptr, nullptr, nullptr));
+                   dispatch_halves(caller.handle, &caller.input, &caller.output, &stream));
     EXPECT_REFUSED(findings, MEP_ERR_INVALID_ARGUMENT, "handle",
-                   mep_dispatch(nullptr, &caller.input, &caller.output, nullptr));
+                   dispatch_halves(nullptr, &caller.input, &caller.output, nullptr));
     EXPECT_REFUSED(findings, MEP_ERR_INVALID_ARGUMENT, "no dispatch of this handle to receive",
                    caller.run_dispatch(Halves::kReceive));
     refused_combines(caller, findings);
@@ -359,10 +348,10 @@ void busy_buffers(void**) {
     mep_ep_handle_t other = nullptr;
     COLL_OK(findings, mep_ep_handle_create(caller.ep, 0, &other));
     EXPECT_REFUSED(findings, MEP_ERR_BUSY, "dispatch",
-                   mep_dispatch(other, &caller.input, &caller.output, nullptr));
+                   dispatch_halves(other, &caller.input, &caller.output, nullptr));
     COLL_OK(findings, caller.run_dispatch(Halves::kReceive));
     EXPECT_REFUSED(findings, MEP_ERR_INVALID_ARGUMENT, "this handle",
-                   mep_combine(other, &caller.terms, &caller.sums, nullptr));
+                   combine_halves(other, &caller.terms, &caller.sums, nullptr));
     COLL_OK(findings, caller.run_combine(Halves::kSend));
     EXPECT_REFUSED(findings, MEP_ERR_BUSY, "combine", caller.run_dispatch(Halves::kBoth));
     EXPECT_REFUSED(findings, MEP_ERR_BUSY, "combine", caller.run_combine(Halves::kBoth));
@@ -394,20 +383,17 @@ void rows_left(void**) {
       std::vector<uint16_t> rows(64 * 16);
       for (const bool is_early : {true, false}) {
         int64_t total = 0;
-        mep_dispatch_receive_t first;
-        mep_dispatch_receive_defaults(&first);
+        DispatchRows first;
         first.recv_total = &total;
-        if (is_early) first.flags = MEP_DISPATCH_ROWS_LATER;
+        if (is_early) first.later = true;
         if (!is_early) first.recv_x = rows.data();
         if (!is_early) first.recv_capacity = 1;
         COLL_EXPECT(findings, is_early ? MEP_SUCCESS : MEP_ERR_CAPACITY,
-                    mep_dispatch(caller.handle, &caller.input, &first, nullptr));
-        EXPECT_REFUSED(findings, MEP_ERR_BUSY, "receive it first",
-                       caller.run_dispatch(Halves::kBoth));
-        EXPECT_REFUSED(findings, MEP_ERR_BUSY, "receive it first",
-                       mep_dispatch(other, &caller.input, &caller.output, nullptr));
-        EXPECT_REFUSED(findings, MEP_ERR_BUSY, "receive it first",
-                       mep_ep_handle_destroy(caller.handle));
+                    dispatch_halves(caller.handle, &caller.input, &first, nullptr));
+        EXPECT_REFUSED(findings, MEP_ERR_BUSY, "first", caller.run_dispatch(Halves::kBoth));
+        EXPECT_REFUSED(findings, MEP_ERR_BUSY, "first",
+                       dispatch_halves(other, &caller.input, &caller.output, nullptr));
+        EXPECT_REFUSED(findings, MEP_ERR_BUSY, "first", mep_ep_handle_destroy(caller.handle));
         COLL_OK(findings, caller.run_dispatch(Halves::kReceive));
         COLL_CHECK(findings, total > 0 || !is_early);
       }
@@ -556,9 +542,13 @@ void windows_beyond_the_memory_are_warned_of(void**) {
           mep_ep_size_defaults(&size);
           COLL_OK(findings, mep_ep_buffer_size(comm, &config, &size));
           // Ranks that map each other share the memory: more than half of it for each of the two.
-          const char* way = nullptr;
-          COLL_OK(findings, mep_comm_transport(comm, 1 - rank, &way));
-          const bool shares = std::string(way) == "inproc";
+          mep_comm_info_t info;
+          mep_comm_info_defaults(&info);
+          mep_reach_t reach[2] = {};
+          info.capacity = 2;
+          info.reach = reach;
+          COLL_OK(findings, mep_comm_query(comm, &info));
+          const bool shares = reach[1 - rank] == MEP_REACH_MAPPED;
           if (too_large) {
             const uint64_t wanted = mep::usable_memory() / (shares ? 2 : 1);
             config.max_tokens_per_rank *= static_cast<uint32_t>(wanted / size.window_bytes + 1);

@@ -20,10 +20,10 @@ void mapped_partial(void**) {
   run_failures(MEP_COMM_PARTIAL, 52);
 }
 void by_put_alone(void**) {
-  run_failures(MEP_COMM_PUT_ONLY, 53);
+  run_failures(kPutOnly, 53);
 }
 void by_put_alone_partial(void**) {
-  run_failures(MEP_COMM_PUT_ONLY | MEP_COMM_PARTIAL, 54);
+  run_failures(kPutOnly | MEP_COMM_PARTIAL, 54);
 }
 
 constexpr int kGone = 1;
@@ -114,7 +114,7 @@ void replays_uniform(void**) {
   run_replays(MEP_COMM_UNIFORM);
 }
 void replays_by_put_alone_partial(void**) {
-  run_replays(MEP_COMM_PUT_ONLY | MEP_COMM_PARTIAL);
+  run_replays(kPutOnly | MEP_COMM_PARTIAL);
 }
 
 }  // namespace

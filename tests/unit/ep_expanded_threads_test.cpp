@@ -3,6 +3,7 @@
 // It alone finds what the C structs say of this layout, and what is refused. 2 s.
 // labels: gate threads tsan asan
 #include "support/ep_expanded.hpp"
+#include "support/ep_halves.hpp"
 
 using namespace mep_test;
 
@@ -75,7 +76,7 @@ void odd_shapes(void**) {
           c.wire = kWires[number % 4];
           c.combine = c.input == MEP_FLOAT32 ? MEP_FLOAT32 : MEP_BFLOAT16;
           c.scale_type = number / 4 % 2 != 0 ? MEP_SCALE_UE8M0 : MEP_SCALE_FLOAT32;
-          run_case(c, number / 2 % 2 != 0 ? MEP_COMM_PUT_ONLY : 0);
+          run_case(c, number / 2 % 2 != 0 ? kPutOnly : 0);
           ++number;
         }
       }
@@ -104,42 +105,36 @@ void refusals(void**) {
     mep_ep_view_defaults(&view);
     COLL_OK(report, mep_ep_buffer_view(ep, 0, &view));
     std::vector<int32_t> indices(8);
-    mep_dispatch_send_t send;
-    mep_dispatch_receive_t receive;
-    mep_dispatch_send_defaults(&send);
-    mep_dispatch_receive_defaults(&receive);
+    DispatchTokens send;
+    DispatchRows receive;
     receive.recv_topk_idx = indices.data();
-    COLL_CHECK(report, mep_dispatch(handle, &send, &receive, nullptr) == MEP_ERR_INVALID_ARGUMENT);
+    COLL_CHECK(report,
+               dispatch_halves(handle, &send, &receive, nullptr) == MEP_ERR_INVALID_ARGUMENT);
     COLL_CHECK(report, std::strstr(mep_last_error(), "recv_topk_idx is given") != nullptr);
     receive.recv_topk_idx = nullptr;
-    receive.flags = MEP_DISPATCH_ROWS_LATER;
+    receive.later = true;
+    send.flags = MEP_DISPATCH_REPLAY;
     COLL_CHECK(report,
-               mep_dispatch(handle, nullptr, &receive, nullptr) == MEP_ERR_INVALID_ARGUMENT);
-    COLL_CHECK(report, std::strstr(mep_last_error(), "ROWS_LATER") != nullptr);
-    receive.flags = 0;
+               dispatch_halves(handle, &send, &receive, nullptr) == MEP_ERR_INVALID_ARGUMENT);
+    COLL_CHECK(report, std::strstr(mep_last_error(), "exchanges no counts") != nullptr);
+    send.flags = 0;
+    receive.later = false;
     const uint16_t x[16] = {};
     const int64_t experts[2] = {1, 3};
     send.num_tokens = 1;
     send.x = x;
     send.topk_idx = experts;
-    COLL_OK(report, mep_dispatch(handle, &send, &receive, nullptr));
-    mep_combine_send_t results;
-    mep_combine_receive_t sums;
-    mep_combine_send_defaults(&results);
-    mep_combine_receive_defaults(&sums);
+    COLL_OK(report, dispatch_halves(handle, &send, &receive, nullptr));
+    CombineTerms results;
+    CombineSums sums;
     results.y = view.combine_input;
     // The last of the expanded rows of the library's memory.
     sums.out = static_cast<uint8_t*>(view.combine_input) + size_t{4 * 128 - 1} * 32;
-    COLL_CHECK(report, mep_combine(handle, &results, &sums, nullptr) == MEP_ERR_INVALID_ARGUMENT);
+    COLL_CHECK(report,
+               combine_halves(handle, &results, &sums, nullptr) == MEP_ERR_INVALID_ARGUMENT);
     uint16_t out[16];
     sums.out = out;
-    for (uint32_t* reserved : {&sums.reserved, &sums.reserved2}) {
-      *reserved = 7;
-      COLL_CHECK(report, mep_combine(handle, &results, &sums, nullptr) == MEP_ERR_INVALID_ARGUMENT);
-      COLL_CHECK(report, std::strstr(mep_last_error(), "reserved") != nullptr);
-      *reserved = 0;
-    }
-    COLL_OK(report, mep_combine(handle, &results, &sums, nullptr));
+    COLL_OK(report, combine_halves(handle, &results, &sums, nullptr));
     COLL_OK(report, mep_ep_handle_destroy(handle));
     COLL_OK(report, mep_ep_destroy(ep));
   });

@@ -120,7 +120,7 @@ void mapped_partial(void**) {
   run_failures(MEP_COMM_PARTIAL, 42);
 }
 void by_put_alone_partial(void**) {
-  run_failures(MEP_COMM_PUT_ONLY | MEP_COMM_PARTIAL, 43);
+  run_failures(kPutOnly | MEP_COMM_PARTIAL, 43);
 }
 
 void at_failpoints(void**) {
@@ -130,14 +130,14 @@ void at_failpoints_partial(void**) {
   run_failures(MEP_COMM_PARTIAL, 45, true);
 }
 void at_failpoints_by_put_alone(void**) {
-  run_failures(MEP_COMM_PUT_ONLY, 46, true);
+  run_failures(kPutOnly, 46, true);
 }
 
 void expanded_at_failpoints(void**) {
   run_failures(0, 47, true, true);
 }
 void expanded_at_failpoints_by_put_alone_partial(void**) {
-  run_failures(MEP_COMM_PUT_ONLY | MEP_COMM_PARTIAL, 48, true, true);
+  run_failures(kPutOnly | MEP_COMM_PARTIAL, 48, true, true);
 }
 
 }  // namespace

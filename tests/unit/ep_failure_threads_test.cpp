@@ -3,6 +3,7 @@
 // labels: quick threads tsan asan
 #include "support/coll_sequence.hpp"
 #include "support/ep_failing.hpp"
+#include "support/ep_halves.hpp"
 
 using namespace mep_test;
 
@@ -19,10 +20,10 @@ void mapped_partial(void**) {
   run_failures(MEP_COMM_PARTIAL, 32);
 }
 void by_put_alone(void**) {
-  run_failures(MEP_COMM_PUT_ONLY, 33);
+  run_failures(kPutOnly, 33);
 }
 void by_put_alone_partial(void**) {
-  run_failures(MEP_COMM_PUT_ONLY | MEP_COMM_PARTIAL, 34);
+  run_failures(kPutOnly | MEP_COMM_PARTIAL, 34);
 }
 
 // Rounds on one buffer, with experts of ranks 0 and 1 alone, until one call has reported the end of rank 2,
@@ -31,26 +32,22 @@ int reports_of_rounds(mep_ep_t ep, mep_ep_handle_t handle, Report& report) {
   std::vector<float> x(2 * 16, 1.0F);
   std::vector<float> out(2 * 16);
   const int64_t experts[] = {0, 1};
-  mep_dispatch_send_t dispatch;
-  mep_dispatch_receive_t received;
-  mep_dispatch_send_defaults(&dispatch);
-  mep_dispatch_receive_defaults(&received);
+  DispatchTokens dispatch;
+  DispatchRows received;
   dispatch.num_tokens = 2;
   dispatch.x = x.data();
   dispatch.topk_idx = experts;
   mep_ep_view_t view;
   mep_ep_view_defaults(&view);
   COLL_OK(report, mep_ep_buffer_view(ep, 0, &view));
-  mep_combine_send_t terms;
-  mep_combine_receive_t combine;
-  mep_combine_send_defaults(&terms);
-  mep_combine_receive_defaults(&combine);
+  CombineTerms terms;
+  CombineSums combine;
   terms.y = view.combine_input;
   combine.out = out.data();
   int reports = 0;
   for (uint64_t left = kRoundsAfter; left > 0 && reports <= 1;) {
-    mep_result_t result = mep_dispatch(handle, &dispatch, &received, nullptr);
-    if (result == MEP_SUCCESS) result = mep_combine(handle, &terms, &combine, nullptr);
+    mep_result_t result = dispatch_halves(handle, &dispatch, &received, nullptr);
+    if (result == MEP_SUCCESS) result = combine_halves(handle, &terms, &combine, nullptr);
     if (result == MEP_SUCCESS && reports > 0) --left;
     if (result == MEP_SUCCESS) continue;
     COLL_CHECK(report, result == MEP_ERR_PEER_FAILED);

@@ -9,6 +9,7 @@
 #include "base/failpoint.hpp"
 #include "support/coll_ranks.hpp"
 #include "support/coll_sequence.hpp"
+#include "support/ep_halves.hpp"
 
 using namespace mep_test;
 
@@ -137,18 +138,16 @@ class Rank {
     for (uint32_t token = 0; token < kTokens; ++token) {
       for (uint32_t k = 0; k < kTopK; ++k) idx.push_back(c_.expert(round, rank_, token, k));
     }
-    mep_dispatch_send_t send;
-    mep_dispatch_receive_t receive;
-    mep_dispatch_send_defaults(&send);
-    mep_dispatch_receive_defaults(&receive);
+    DispatchTokens send;
+    DispatchRows receive;
     send.num_tokens = kTokens;
     send.x = x.data();
     send.topk_idx = idx.data();
     switch (static_cast<Stage>(stage)) {
       case kSend:
-        return judge(round, mep_dispatch(handles_[buffer], &send, nullptr, nullptr), false);
+        return judge(round, dispatch_halves(handles_[buffer], &send, nullptr, nullptr), false);
       case kReceive:
-        judge(round, mep_dispatch(handles_[buffer], nullptr, &receive, nullptr), false);
+        judge(round, dispatch_halves(handles_[buffer], nullptr, &receive, nullptr), false);
         return run_experts(round, buffer);
       case kCombine:
         return combine(round, buffer, idx);
@@ -209,15 +208,13 @@ class Rank {
     mep_ep_view_defaults(&view);
     COLL_OK(report_, mep_ep_buffer_view(ep_, buffer, &view));
     std::vector<float> out(kTokens * kHidden, -1.0F);
-    mep_combine_send_t terms;
-    mep_combine_receive_t sums;
-    mep_combine_send_defaults(&terms);
-    mep_combine_receive_defaults(&sums);
+    CombineTerms terms;
+    CombineSums sums;
     terms.y = view.combine_input;
     sums.out = out.data();
     bool lacks = false;
     for (const int64_t expert : idx) lacks = lacks || is_gone(round, expert);
-    judge(round, mep_combine(handles_[buffer], &terms, &sums, nullptr), lacks);
+    judge(round, combine_halves(handles_[buffer], &terms, &sums, nullptr), lacks);
     for (uint32_t token = 0; token < kTokens; ++token) {
       float living = 0;
       for (uint32_t k = 0; k < kTopK; ++k) living += is_gone(round, idx[token * kTopK + k]) ? 0 : 1;
@@ -278,7 +275,7 @@ void mapped(void**) {
   run_cases(0, 71);
 }
 void by_put_alone(void**) {
-  run_cases(MEP_COMM_PUT_ONLY, 72);
+  run_cases(kPutOnly, 72);
 }
 
 // A call that has not got its number when the view changes is made in the new view, as those of the others are.
@@ -286,7 +283,7 @@ void overtaken(void**) {
   size_t index = 0;
   for (const uint32_t layout : {MEP_EP_SLOTTED, MEP_EP_LOW_LATENCY}) {
     for (const uint32_t stage : {kSend, kCombine}) {
-      for (const uint32_t flags : {0u, uint32_t{MEP_COMM_PUT_ONLY}}) {
+      for (const uint32_t flags : {0u, kPutOnly}) {
         is_armed.store(false);
         run_case({3, 1, layout, {{2, 1, stage}}, 0, 0}, flags, index++);
       }

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include "support/coll_ranks.hpp"
+#include "support/ep_halves.hpp"
 
 using namespace mep_test;
 
@@ -122,16 +123,14 @@ class Rank {
   Rank& operator=(const Rank&) = delete;
 
   mep_result_t dispatch(bool is_next, bool sends, bool receives, uint32_t timeout_ms = 0) {
-    mep_dispatch_send_t send;
-    mep_dispatch_receive_t receive;
-    mep_dispatch_send_defaults(&send);
-    mep_dispatch_receive_defaults(&receive);
+    DispatchTokens send;
+    DispatchRows receive;
     send.num_tokens = kTokens;
     send.x = x_.data();
     send.topk_idx = experts_;
     receive.timeout_ms = timeout_ms;
-    return mep_dispatch(is_next ? next_ : handle_, sends ? &send : nullptr,
-                        receives ? &receive : nullptr, nullptr);
+    return dispatch_halves(is_next ? next_ : handle_, sends ? &send : nullptr,
+                           receives ? &receive : nullptr, nullptr);
   }
   // The library's memory for y, all of it.
   void make_y(float value) {
@@ -139,16 +138,14 @@ class Rank {
     std::fill_n(static_cast<float*>(view_.combine_input), size_t{3} * kTokens * kHidden, value);
   }
   mep_result_t send_combine() {
-    mep_combine_send_t send;
-    mep_combine_send_defaults(&send);
+    CombineTerms send;
     send.y = view_.combine_input;
-    return mep_combine(handle_, &send, nullptr, nullptr);
+    return combine_halves(handle_, &send, nullptr, nullptr);
   }
   mep_result_t receive_combine(float* out) {
-    mep_combine_receive_t receive;
-    mep_combine_receive_defaults(&receive);
+    CombineSums receive;
     receive.out = out;
-    return mep_combine(handle_, nullptr, &receive, nullptr);
+    return combine_halves(handle_, nullptr, &receive, nullptr);
   }
   // The ranks that had no part in the last operation.
   uint64_t lacking(mep_result_t expected) {
@@ -197,7 +194,7 @@ void go_on(const Case& c, Rank& rank, mep_comm_t comm, Stage& dispatching, Repor
 }
 
 void check_late(const Case& c, Rank& rank, mep_result_t result, const float* out, Report& report) {
-  const bool pushed = (c.flags & MEP_COMM_PUT_ONLY) != 0;
+  const bool pushed = (c.flags & kPutOnly) != 0;
   const bool is_intact = pushed || c.elsewhere || c.change == Change::kNone;
   COLL_CHECK(report, result == (is_intact ? MEP_SUCCESS : MEP_ERR_PEER_FAILED));
   COLL_CHECK(report, rank.lacking(result) == (is_intact ? 0 : 1U << kOwner));
@@ -280,7 +277,7 @@ void mapped_partial(void**) {
   run_case({"slotted, a loss", MEP_EP_SLOTTED, MEP_COMM_PARTIAL, Change::kLoss});
 }
 void by_put_alone(void**) {
-  run_cases(MEP_COMM_PUT_ONLY);
+  run_cases(kPutOnly);
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ void mapped(void**) {
   run_cases(0, 11);
 }
 void by_put_alone(void**) {
-  run_cases(MEP_COMM_PUT_ONLY, 12);
+  run_cases(kPutOnly, 12);
 }
 
 }  // namespace

@@ -18,13 +18,13 @@ void mapped(void**) {
   run_cases(0, false, 1);
 }
 void by_put_alone(void**) {
-  run_cases(MEP_COMM_PUT_ONLY, false, 2);
+  run_cases(kPutOnly, false, 2);
 }
 void mapped_with_delays(void**) {
   run_cases(0, true, 3);
 }
 void by_put_alone_with_delays(void**) {
-  run_cases(MEP_COMM_PUT_ONLY, true, 4);
+  run_cases(kPutOnly, true, 4);
 }
 
 // Rows as long as real ones, so that the paths past the caches are taken.

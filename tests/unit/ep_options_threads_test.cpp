@@ -49,8 +49,6 @@ class Layer {
     config.timeout_ms = timeout_ms;
     COLL_OK(report, mep_ep_create(comm, &config, &ep_));
     COLL_OK(report, mep_ep_handle_create(ep_, 0, &handle_));
-    mep_dispatch_receive_defaults(&received);
-    mep_combine_receive_defaults(&sums);
   }
   ~Layer() {
     COLL_OK(report_, mep_ep_handle_destroy(handle_));
@@ -64,26 +62,24 @@ class Layer {
     for (uint32_t token = 0; token < kTokens; ++token) {
       for (uint32_t k = 0; k < kTopK; ++k) experts.push_back(expert_of(rank_, round, token, k));
     }
-    mep_dispatch_send_t send;
-    mep_dispatch_send_defaults(&send);
+    DispatchTokens send;
     send.num_tokens = kTokens;
     send.x = x_.data();
     send.topk_idx = experts.data();
-    return mep_dispatch(handle_, if_sends(halves, send), if_receives(halves, received), nullptr);
+    return dispatch_halves(handle_, if_sends(halves, send), if_receives(halves, received), nullptr);
   }
   mep_result_t combine(Halves halves = Halves::kBoth) {
     mep_ep_view_t view;
     mep_ep_view_defaults(&view);
     COLL_OK(report_, mep_ep_buffer_view(ep_, 0, &view));
-    mep_combine_send_t send;
-    mep_combine_send_defaults(&send);
+    CombineTerms send;
     send.y = view.combine_input;
     sums.out = out_.data();
-    return mep_combine(handle_, if_sends(halves, send), if_receives(halves, sums), nullptr);
+    return combine_halves(handle_, if_sends(halves, send), if_receives(halves, sums), nullptr);
   }
 
-  mep_dispatch_receive_t received{};
-  mep_combine_receive_t sums{};
+  DispatchRows received{};
+  CombineSums sums{};
 
  private:
   Report& report_;

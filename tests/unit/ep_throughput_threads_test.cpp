@@ -2,6 +2,7 @@
 // each token once to each rank, replays, other layouts of experts, and a rank that goes.
 // It alone finds what differs from low latency. 6 s.
 // labels: gate threads tsan asan
+#include "support/ep_halves.hpp"
 #include "support/ep_rounds.hpp"
 
 using namespace mep_test;
@@ -101,10 +102,8 @@ class Rank {
 
   // The tokens of `round`, by the routing of `routed`: another one replays it.
   mep_result_t dispatch(uint64_t routed, uint64_t round, Halves halves) {
-    mep_dispatch_send_t send;
-    mep_dispatch_receive_t receive;
-    mep_dispatch_send_defaults(&send);
-    mep_dispatch_receive_defaults(&receive);
+    DispatchTokens send;
+    DispatchRows receive;
     const EpCase& ep = c_.ep;
     routed_ = routed;
     round_ = round;
@@ -142,7 +141,7 @@ class Rank {
     receive.recv_total = &total_;
     receive.statistics = statistics_.data();
     const mep_result_t result =
-        mep_dispatch(handle_, if_sends(halves, send), if_receives(halves, receive), nullptr);
+        dispatch_halves(handle_, if_sends(halves, send), if_receives(halves, receive), nullptr);
     // The memory that was sent is the caller's again.
     std::fill(x_.begin(), x_.end(), 0xee);
     std::fill(wide_.begin(), wide_.end(), int64_t{12345678});
@@ -211,10 +210,8 @@ class Rank {
 
   mep_result_t combine(Halves halves, int gone = -1) {
     const EpCase& ep = c_.ep;
-    mep_combine_send_t send;
-    mep_combine_receive_t receive;
-    mep_combine_send_defaults(&send);
-    mep_combine_receive_defaults(&receive);
+    CombineTerms send;
+    CombineSums receive;
     if (sends(halves)) {
       const std::vector<TokenRow> rows = c_.arrivals(rank_, routed_, gone);
       y_.assign(rows.size() * ep.combine_bytes() + 1, 0);
@@ -239,10 +236,10 @@ class Rank {
       bias_ = ep.bias_row(round_);
       receive.out = out_->data();
       weights_back_ = std::make_unique<Poisoned>(size_t{ep.tokens(rank_, routed_)} * ep.top_k * 4);
-      receive.topk_weights = weights_back_->as<float>();
+      receive.recv_topk_weights = weights_back_->as<float>();
       receive.bias = ep.bias ? bias_.data() : nullptr;
     }
-    return mep_combine(handle_, if_sends(halves, send), if_receives(halves, receive), nullptr);
+    return combine_halves(handle_, if_sends(halves, send), if_receives(halves, receive), nullptr);
   }
 
   void check_combined(int gone = -1) {
@@ -339,13 +336,13 @@ void mapped(void**) {
   run_cases(0, false, 11);
 }
 void by_put_alone(void**) {
-  run_cases(MEP_COMM_PUT_ONLY, false, 12);
+  run_cases(kPutOnly, false, 12);
 }
 void mapped_with_delays(void**) {
   run_cases(0, true, 13);
 }
 void by_put_alone_with_delays(void**) {
-  run_cases(MEP_COMM_PUT_ONLY, true, 14);
+  run_cases(kPutOnly, true, 14);
 }
 
 // DeepSeek-V3's shape, so that the paths past the caches are taken.
@@ -373,7 +370,7 @@ void large_rows(void**) {
 void a_rank_goes(void**) {
   constexpr int kSize = 4;
   constexpr int kGone = 2;
-  for (const uint32_t flags : {0u, uint32_t{MEP_COMM_PUT_ONLY}}) {
+  for (const uint32_t flags : {0u, kPutOnly}) {
     ThroughputCase c = random_case(mix(test_seed(), 15), kSize);
     c.ep.mapped_experts = false;
     c.ep.replicas = 1;

@@ -4,6 +4,7 @@
 #include <latch>
 
 #include "support/ep_failing.hpp"
+#include "support/ep_halves.hpp"
 
 using namespace mep_test;
 
@@ -180,7 +181,7 @@ void mapped_partial(void**) {
   run_failures(MEP_COMM_PARTIAL, 62);
 }
 void by_put_alone_partial(void**) {
-  run_failures(MEP_COMM_PUT_ONLY | MEP_COMM_PARTIAL, 63);
+  run_failures(kPutOnly | MEP_COMM_PARTIAL, 63);
 }
 
 // One rank comes too late for the others: the time is over for all, then all go on.
@@ -231,14 +232,12 @@ mep_result_t dispatch_one(mep_ep_t ep, uint32_t buffer, Report& report) {
   const int64_t expert = 0;
   mep_ep_handle_t handle = nullptr;
   COLL_OK(report, mep_ep_handle_create(ep, buffer, &handle));
-  mep_dispatch_send_t send;
-  mep_dispatch_receive_t receive;
-  mep_dispatch_send_defaults(&send);
-  mep_dispatch_receive_defaults(&receive);
+  DispatchTokens send;
+  DispatchRows receive;
   send.num_tokens = 1;
   send.x = x.data();
   send.topk_idx = &expert;
-  const mep_result_t result = mep_dispatch(handle, &send, &receive, nullptr);
+  const mep_result_t result = dispatch_halves(handle, &send, &receive, nullptr);
   COLL_OK(report, mep_ep_handle_destroy(handle));
   return result;
 }

@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 
 #include "base/clock.hpp"
+#include "support/ep_halves.hpp"
 #include "support/join_job.hpp"
 
 using namespace mep_test;
@@ -29,15 +30,13 @@ mep_ep_config_t tiny_config(uint32_t buffers) {
 // y in the library's memory.
 void combine(mep_ep_t ep, mep_ep_handle_t handle, void* out, Report& report) {
   mep_ep_view_t view;
-  mep_combine_send_t send;
-  mep_combine_receive_t receive;
+  CombineTerms send;
+  CombineSums receive;
   mep_ep_view_defaults(&view);
-  mep_combine_send_defaults(&send);
-  mep_combine_receive_defaults(&receive);
   COLL_OK(report, mep_ep_buffer_view(ep, 0, &view));
   send.y = view.combine_input;
   receive.out = out;
-  COLL_OK(report, mep_combine(handle, &send, &receive, nullptr));
+  COLL_OK(report, combine_halves(handle, &send, &receive, nullptr));
 }
 
 // At most `wanted` objects of so many buffers: each buffer has a descriptor.
@@ -98,15 +97,13 @@ struct Mapped {
     const std::vector<uint16_t> row(8, 0x3f80);
     const int64_t expert = rank;
     std::vector<int32_t> counts(local_experts(), -1);
-    mep_dispatch_send_t send;
-    mep_dispatch_receive_t receive;
-    mep_dispatch_send_defaults(&send);
-    mep_dispatch_receive_defaults(&receive);
+    DispatchTokens send;
+    DispatchRows receive;
     send.num_tokens = 1;
     send.x = row.data();
     send.topk_idx = &expert;
     receive.recv_count = counts.data();
-    COLL_OK(report, mep_dispatch(handle, &send, &receive, nullptr));
+    COLL_OK(report, dispatch_halves(handle, &send, &receive, nullptr));
     int32_t sum = 0;
     for (uint32_t local = 0; local < local_experts(); ++local) {
       const bool is_wanted = rank == kRanks - 1 && local + kRanks >= local_experts();
@@ -263,11 +260,9 @@ void cycles_leave_nothing(void**) {
       for (const mep_ep_t ep : {inner, outer}) {
         mep_ep_handle_t handle = nullptr;
         COLL_OK(found, mep_ep_handle_create(ep, 0, &handle));
-        mep_dispatch_send_t nothing;
-        mep_dispatch_receive_t receive;
-        mep_dispatch_send_defaults(&nothing);
-        mep_dispatch_receive_defaults(&receive);
-        COLL_OK(found, mep_dispatch(handle, &nothing, &receive, nullptr));
+        DispatchTokens nothing;
+        DispatchRows receive;
+        COLL_OK(found, dispatch_halves(handle, &nothing, &receive, nullptr));
         combine(ep, handle, nullptr, found);
         COLL_OK(found, mep_ep_handle_destroy(handle));
         COLL_OK(found, mep_ep_destroy(ep));

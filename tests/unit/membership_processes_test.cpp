@@ -271,43 +271,7 @@ void a_joiner_misses_another(void**) {
   report.require_clean();
 }
 
-// A stopped process that is left out is killed: nobody wakes it, and yet it ends.
-void the_fence_by_force(void**) {
-  Report report;
-  JoinJob job(3, quick_config(MEP_COMM_KILL_STOPPED), report,
-              [](int rank, mep_comm_t comm, Report& found) {
-                COLL_OK(found, mep_barrier(comm, nullptr));
-                if (rank == 2) raise(SIGSTOP);
-                meet_failure(comm, found);
-                check_contributors(rank, comm, 0x11, found);
-              });
-  job.expect_killed(2);
-  job.expect_clean_end();
-  report.require_clean();
-}
-
-// Its process is not the fence's: it goes on when its rank is out. Over TCP, whose bytes may come after a rank has gone.
-void a_rank_that_leaves_is_spared(void**) {
-  const auto page = JoinJob::shared_page();
-  Report report;
-  mep_comm_config_t config = quick_config(MEP_COMM_KILL_STOPPED);
-  config.transports = "tcp";
-  JoinJob job(3, config, report, [&](int rank, mep_comm_t comm, Report& found) {
-    COLL_OK(found, mep_barrier(comm, nullptr));
-    if (rank == 2) {
-      COLL_OK(found, mep_comm_destroy(comm));
-      page->await(0, 2);
-      _exit(found.bad() ? 1 : 0);
-    }
-    call_until(MEP_ERR_PEER_LEFT, comm, found);
-    check_contributors(rank, comm, 0x11, found);
-    page->reach(0);
-  });
-  job.expect_clean_end();
-  report.require_clean();
-}
-
-// Without the flag it stays, and learns when it wakes that the others went on.
+// A stopped process that is left out stays, and learns when it wakes that the others went on.
 void a_stopped_rank_is_left_out(void**) {
   const auto page = JoinJob::shared_page();
   Report report;
@@ -524,8 +488,6 @@ int main(int argc, char** argv) {
       cmocka_unit_test(stops_on_the_way),
       cmocka_unit_test(a_joiner_is_there_first),
       cmocka_unit_test(a_joiner_misses_another),
-      cmocka_unit_test(the_fence_by_force),
-      cmocka_unit_test(a_rank_that_leaves_is_spared),
       cmocka_unit_test(a_stopped_rank_is_left_out),
       cmocka_unit_test(quorum_majority),
       cmocka_unit_test(quorum_witness),

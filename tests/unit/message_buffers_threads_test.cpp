@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include "support/message_ranks.hpp"
+#include "support/request_waits.hpp"
 
 namespace {
 
@@ -29,7 +30,7 @@ void data_after_a_receive_timed_out(uint32_t flags) {
       mep_request_t request = nullptr;
       COLL_OK(found,
               mep_isend(content.data(), kLargeBytes, MEP_UINT8, 1, 3, comm, nullptr, &request));
-      COLL_EXPECT(found, MEP_IN_PROGRESS, mep_request_wait(&request, 0, nullptr));
+      COLL_EXPECT(found, MEP_IN_PROGRESS, wait_in(&request, 0));
       stages.reach(0);
       stages.await(1, 1, found);
       COLL_OK(found, finish(&request));

@@ -169,7 +169,8 @@ void order_of_waiting_receives(uint32_t flags) {
       COLL_OK(found, begin_receive(inboxes[i], source, tag, comm, &requests[i]));
     }
     COLL_OK(found, mep_barrier(comm, nullptr));
-    COLL_OK(found, mep_request_waitall(kStream, requests.data(), kForever, nullptr));
+    COLL_OK(found,
+            mep_request_waitall(kStream, requests.data(), MEP_TIMEOUT_DEFAULT, nullptr, nullptr));
     for (size_t i = 0; i < kStream; ++i) {
       inboxes[i].came(0, 3, mixed_size(i), found);
       inboxes[i].check(mixed_size(i), i, found);
@@ -298,7 +299,8 @@ void both_ways(uint32_t flags) {
         sent.start(kLargeBytes - i, 100 * round + 10 * i + own, 1 - rank, 0, comm, found);
         if (rank == 1) begin();
       }
-      COLL_OK(found, mep_request_waitall(3, requests.data(), kForever, nullptr));
+      COLL_OK(found,
+              mep_request_waitall(3, requests.data(), MEP_TIMEOUT_DEFAULT, nullptr, nullptr));
       sent.finish_all(found);
       for (uint64_t i = 0; i < 3; ++i) {
         inboxes[i].check(kLargeBytes - i, 100 * round + 10 * i + (1 - own), found);
@@ -517,7 +519,7 @@ void sends_that_nobody_receives(uint32_t flags) {
         COLL_OK(found, begin_receive(first, 0, 3, comm, &requests[0]));
         COLL_OK(found, begin_receive(second, 0, MEP_ANY_TAG, comm, &requests[1]));
         if (receives_first) COLL_OK(found, mep_barrier(comm, nullptr));
-        COLL_OK(found, mep_request_waitall(2, requests, kForever, nullptr));
+        COLL_OK(found, mep_request_waitall(2, requests, MEP_TIMEOUT_DEFAULT, nullptr, nullptr));
         first.came(0, 3, bytes, found);
         first.check(bytes, 2, found);
         second.came(0, 4, 6, found);

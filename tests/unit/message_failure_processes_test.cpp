@@ -4,6 +4,7 @@
 
 #include "support/join_job.hpp"
 #include "support/message_losses.hpp"
+#include "support/request_waits.hpp"
 
 using namespace mep_test;
 
@@ -113,7 +114,8 @@ void leave_unreceived(int rank, uint64_t generation, mep_comm_t comm, Stages& st
   COLL_OK(found, mep_probe(kVictim, 6, comm, nullptr));
   stages.reach(stage);
   mep_result_t results[2] = {};
-  COLL_EXPECT(found, MEP_ERR_PEER_FAILED, mep_request_waitall(2, requests, kForever, results));
+  COLL_EXPECT(found, MEP_ERR_PEER_FAILED,
+              mep_request_waitall(2, requests, MEP_TIMEOUT_DEFAULT, nullptr, results));
   COLL_CHECK(found, results[0] == MEP_ERR_PEER_FAILED && results[1] == MEP_ERR_PEER_FAILED);
   inbox.check_untouched(found);
 }
@@ -212,11 +214,11 @@ void change_follows_an_admission(uint32_t flags, bool looks) {
               mep_isend(content.data(), 50, MEP_UINT8, kVictim, 5, comm, nullptr, &requests[0]));
       COLL_OK(found, begin_receive(inbox, kVictim, 5, comm, &requests[1]));
       // They wait for the change, unless the others have ended it without rank 0.
-      const mep_result_t now = mep_request_waitall(2, requests, 0, nullptr);
+      const mep_result_t now = wait_all_in(2, requests, 0);
       COLL_CHECK(found, now == MEP_IN_PROGRESS || now == MEP_SUCCESS);
       COLL_OK(found, mep_iprobe(kVictim, 6, comm, &there, nullptr));
       page->reach(kAsked);
-      COLL_OK(found, mep_request_waitall(2, requests, kForever, nullptr));
+      COLL_OK(found, mep_request_waitall(2, requests, MEP_TIMEOUT_DEFAULT, nullptr, nullptr));
       inbox.check(50, 2, found);
     }
     meet_failure(comm, found);

@@ -3,6 +3,7 @@
 // communicator is revoked.
 #include "support/delays.hpp"
 #include "support/message_losses.hpp"
+#include "support/request_waits.hpp"
 
 namespace {
 
@@ -67,7 +68,8 @@ void own_abort(uint32_t flags) {
                                  &requests[1]));
         COLL_OK(found, mep_comm_abort(comm));
         const Bounded bounded(found);
-        COLL_EXPECT(found, MEP_ERR_ABORTED, mep_request_waitall(2, requests, kForever, results));
+        COLL_EXPECT(found, MEP_ERR_ABORTED,
+                    mep_request_waitall(2, requests, MEP_TIMEOUT_DEFAULT, nullptr, results));
         for (int i = 0; i < 2; ++i) {
           COLL_CHECK(found, results[i] == MEP_ERR_ABORTED && requests[i] == nullptr);
         }
@@ -133,8 +135,9 @@ void revoked(uint32_t flags) {
         if (rank == revoker) COLL_OK(found, mep_comm_revoke(comm));
         const Bounded bounded(found);
         mep_result_t results[3] = {};
-        COLL_EXPECT(found, MEP_ERR_REVOKED,
-                    mep_request_waitall(3, pending.requests, kForever, results));
+        COLL_EXPECT(
+            found, MEP_ERR_REVOKED,
+            mep_request_waitall(3, pending.requests, MEP_TIMEOUT_DEFAULT, nullptr, results));
         for (const mep_result_t result : results) COLL_CHECK(found, result == MEP_ERR_REVOKED);
         pending.inbox.check_untouched(found);
       }
@@ -143,7 +146,7 @@ void revoked(uint32_t flags) {
       shift(rank, 20, comm, found);
       expect_sum_of_ranks(comm, sum_of_all(3), found);
       // The world's receive still waits.
-      COLL_EXPECT(found, MEP_IN_PROGRESS, mep_request_wait(&stays, 0, nullptr));
+      COLL_EXPECT(found, MEP_IN_PROGRESS, wait_in(&stays, 0));
       expect_sum_of_ranks(world, sum_of_all(3), found);
       COLL_OK(found, send_bytes(40, static_cast<uint64_t>(rank), (rank + 1) % 3, 7, world));
       COLL_OK(found, finish(&stays));
@@ -179,7 +182,7 @@ void revoked_again(uint32_t flags) {
       stages.meet(turn, 3, found);
       if (rank == turn % 3) COLL_OK(found, mep_comm_revoke(comm));
       COLL_EXPECT(found, MEP_ERR_REVOKED,
-                  mep_request_waitall(3, pending.requests, kForever, nullptr));
+                  mep_request_waitall(3, pending.requests, MEP_TIMEOUT_DEFAULT, nullptr, nullptr));
       COLL_EXPECT(found, MEP_ERR_REVOKED, mep_barrier(comm, nullptr));
       COLL_OK(found, mep_barrier(comm, nullptr));
       shift(rank, static_cast<uint64_t>(turn) * 50, comm, found);

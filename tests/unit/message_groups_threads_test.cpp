@@ -4,6 +4,7 @@
 
 #include "protocol/types.hpp"
 #include "support/message_ranks.hpp"
+#include "support/request_waits.hpp"
 
 namespace {
 
@@ -357,13 +358,13 @@ void refused_calls(mep_comm_t comm, Report& found) {
 void refused_waits(Report& found) {
   mep_request_t none = nullptr;
   int32_t index = 0;
-  REFUSED(mep_request_cancel(nullptr));
-  REFUSED(mep_request_cancel(&none));
-  REFUSED(mep_request_waitall(-1, &none, 0, nullptr));
-  REFUSED(mep_request_waitall(1, nullptr, 0, nullptr));
-  REFUSED(mep_request_waitany(-1, &none, 0, &index, nullptr));
-  REFUSED(mep_request_waitany(1, nullptr, 0, &index, nullptr));
-  REFUSED(mep_request_waitany(1, &none, 0, nullptr, nullptr));
+  REFUSED(cancel_now(nullptr));
+  REFUSED(cancel_now(&none));
+  REFUSED(wait_all_in(-1, &none, 0));
+  REFUSED(wait_all_in(1, nullptr, 0));
+  REFUSED(wait_any_in(-1, &none, 0, &index));
+  REFUSED(wait_any_in(1, nullptr, 0, &index));
+  REFUSED(wait_any_in(1, &none, 0, nullptr));
 }
 
 // They change nothing: no message has come of them, and none was taken.

@@ -68,7 +68,8 @@ void exchange(int rank, int size, size_t bytes, bool receives_first, mep_comm_t 
     COLL_CHECK(found, message.bytes == bytes);
     receive_all();
   }
-  COLL_OK(found, mep_request_waitall(2 * size, requests.data(), kForever, nullptr));
+  COLL_OK(found,
+          mep_request_waitall(2 * size, requests.data(), MEP_TIMEOUT_DEFAULT, nullptr, nullptr));
   for (int source = 0; source < size; ++source) {
     const auto at = static_cast<size_t>(source);
     inboxes[at].came(source, source, bytes, found);
@@ -142,7 +143,7 @@ void switched_off(void**) {
   require_exchanges(2, false, 0, [](int) { setenv("MEP_ONE_COPY", "0", 1); });
 }
 void windows_are_not_mapped(void**) {
-  require_exchanges(2, false, MEP_COMM_PUT_ONLY);
+  require_exchanges(2, false, kPutOnly);
 }
 void one_rank_may_not_read(void**) {
   require_exchanges(2, false, 0, [](int rank) {

@@ -10,6 +10,7 @@
 
 #include "support/delays.hpp"
 #include "support/message_ranks.hpp"
+#include "support/request_waits.hpp"
 
 namespace {
 
@@ -315,7 +316,7 @@ class RoundRun {
     if (how == 1) return wait_for_all(ms);
     mep_result_t result = MEP_SUCCESS;
     if (how == 2) {
-      result = mep_request_wait(&requests_[one], ms, nullptr);
+      result = wait_in(&requests_[one], ms);
       if (requests_[one] != nullptr && result == MEP_IN_PROGRESS) return;
     } else {
       int32_t done = 0;
@@ -331,7 +332,7 @@ class RoundRun {
     mep_op_info_t info;
     mep_op_info_defaults(&info);
     const auto count = static_cast<int32_t>(requests_.size());
-    const mep_result_t result = mep_request_waitany(count, requests_.data(), ms, &index, &info);
+    const mep_result_t result = wait_any_in(count, requests_.data(), ms, &index, &info);
     if (index == -1 && result == MEP_IN_PROGRESS) return;
     COLL_CHECK(found_, index >= 0 && index < count && info.result == MEP_SUCCESS);
     if (found_.bad()) return;
@@ -341,8 +342,8 @@ class RoundRun {
 
   void wait_for_all(uint32_t ms) {
     std::vector<mep_result_t> results(requests_.size(), 7);
-    const mep_result_t all = mep_request_waitall(static_cast<int32_t>(requests_.size()),
-                                                 requests_.data(), ms, results.data());
+    const mep_result_t all =
+        wait_all_in(static_cast<int32_t>(requests_.size()), requests_.data(), ms, results.data());
     bool goes_on = false;
     for (size_t i = 0; i < results.size(); ++i) {
       if (requests_[i] == nullptr) {

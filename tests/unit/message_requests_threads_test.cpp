@@ -4,6 +4,7 @@
 #include <poll.h>
 
 #include "support/message_ranks.hpp"
+#include "support/request_waits.hpp"
 
 namespace {
 
@@ -54,7 +55,7 @@ void cancelled(uint32_t flags) {
       COLL_OK(found, begin_receive(kept, 0, 2, comm, &stays));
       COLL_OK(found, begin_receive(withdrawn[2], 0, 2, comm, &requests[2]));
       for (mep_request_t& request : requests) {
-        COLL_OK(found, mep_request_cancel(&request));
+        COLL_OK(found, cancel_now(&request));
         COLL_CHECK(found, request == nullptr);
       }
       COLL_OK(found, mep_barrier(comm, nullptr));
@@ -80,11 +81,11 @@ void cancelled_too_late(uint32_t flags) {
               mep_isend(content.data(), kLargeBytes, MEP_UINT8, 1, 4, comm, nullptr, &requests[0]));
       COLL_OK(found, mep_ibarrier(comm, nullptr, &requests[1]));
       for (mep_request_t& request : requests) {
-        COLL_EXPECT(found, MEP_ERR_UNSUPPORTED, mep_request_cancel(&request));
+        COLL_EXPECT(found, MEP_ERR_UNSUPPORTED, cancel_now(&request));
         COLL_CHECK(found, request != nullptr);
       }
       stages.reach(0);
-      COLL_OK(found, mep_request_waitall(2, requests, kForever, nullptr));
+      COLL_OK(found, mep_request_waitall(2, requests, MEP_TIMEOUT_DEFAULT, nullptr, nullptr));
       return;
     }
     Inbox inboxes[2] = {Inbox(5), Inbox(kLargeBytes)};
@@ -92,11 +93,11 @@ void cancelled_too_late(uint32_t flags) {
     for (int i = 0; i < 2; ++i) {
       COLL_OK(found, begin_receive(inboxes[i], 0, 2 + i, comm, &requests[i]));
       await_end(requests[i], comm, found);
-      COLL_EXPECT(found, MEP_IN_PROGRESS, mep_request_cancel(&requests[i]));
+      COLL_EXPECT(found, MEP_IN_PROGRESS, cancel_now(&requests[i]));
       COLL_CHECK(found, requests[i] != nullptr);
     }
     stages.await(0, 1, found);
-    COLL_OK(found, mep_request_waitall(2, requests, kForever, nullptr));
+    COLL_OK(found, mep_request_waitall(2, requests, MEP_TIMEOUT_DEFAULT, nullptr, nullptr));
     inboxes[0].check(5, 1, found);
     inboxes[1].check(kLargeBytes, 2, found);
     expect_message(kLargeBytes, 3, 0, 4, comm, found);
@@ -122,7 +123,7 @@ void cancelled_meanwhile(uint32_t flags) {
       COLL_OK(found, begin_receive(inbox, 0, 2, comm, &request));
       if (own.one_in(2)) pause_us(static_cast<unsigned>(own.below(60)));
       if (own.one_in(2)) stir(comm, found);
-      const mep_result_t result = mep_request_cancel(&request);
+      const mep_result_t result = cancel_now(&request);
       if (result == MEP_SUCCESS) {
         inbox.check_untouched(found);
         expect_message(bytes, round, 0, 2, comm, found);
@@ -161,7 +162,8 @@ void wait_for_all(uint32_t flags) {
       COLL_OK(found, send_bytes(40, 2, 0, 4, other));
       COLL_OK(found, mep_ibarrier(comm, nullptr, &requests[5]));
       // The first error in their order, and each one's own result.
-      COLL_EXPECT(found, MEP_ERR_CAPACITY, mep_request_waitall(6, requests, kForever, results));
+      COLL_EXPECT(found, MEP_ERR_CAPACITY,
+                  mep_request_waitall(6, requests, MEP_TIMEOUT_DEFAULT, nullptr, results));
       for (const mep_request_t request : requests) COLL_CHECK(found, request == nullptr);
       for (int i = 0; i < 6; ++i) {
         COLL_CHECK(found, results[i] == (i == 2 ? MEP_ERR_CAPACITY : MEP_SUCCESS));
@@ -170,8 +172,8 @@ void wait_for_all(uint32_t flags) {
       narrow.came(0, 2, 40, found);
       expect_message(40, 2, 0, 2, other, found);
       // Nothing to wait for.
-      COLL_OK(found, mep_request_waitall(6, requests, 0, results));
-      COLL_OK(found, mep_request_waitall(0, nullptr, kForever, nullptr));
+      COLL_OK(found, wait_all_in(6, requests, 0, results));
+      COLL_OK(found, mep_request_waitall(0, nullptr, MEP_TIMEOUT_DEFAULT, nullptr, nullptr));
     }
     COLL_OK(found, mep_comm_destroy(other));
   });
@@ -194,16 +196,16 @@ void wait_for_some_of_all(uint32_t flags) {
     COLL_OK(found, begin_receive(inboxes[1], 0, 1, comm, &requests[1]));
     const mep::Deadline limit = mep::Deadline::after_ms(60'000);
     while (requests[1] != nullptr && !found.bad()) {
-      COLL_EXPECT(found, MEP_IN_PROGRESS, mep_request_waitall(2, requests, 0, results));
+      COLL_EXPECT(found, MEP_IN_PROGRESS, wait_all_in(2, requests, 0, results));
       COLL_CHECK(found, requests[0] != nullptr && results[0] == MEP_IN_PROGRESS);
       COLL_CHECK(found, results[1] == (requests[1] == nullptr ? MEP_SUCCESS : MEP_IN_PROGRESS));
       if (limit.expired()) found.add("a message did not come");
     }
     inboxes[1].check(4, 1, found);
-    COLL_EXPECT(found, MEP_IN_PROGRESS, mep_request_waitall(2, requests, 3, results));
+    COLL_EXPECT(found, MEP_IN_PROGRESS, wait_all_in(2, requests, 3, results));
     COLL_CHECK(found, results[0] == MEP_IN_PROGRESS && results[1] == MEP_SUCCESS);
     stages.reach(0);
-    COLL_OK(found, mep_request_waitall(2, requests, kForever, nullptr));
+    COLL_OK(found, mep_request_waitall(2, requests, MEP_TIMEOUT_DEFAULT, nullptr, nullptr));
     inboxes[0].check(5, 2, found);
   });
 }
@@ -229,22 +231,24 @@ void wait_for_any(uint32_t flags) {
       COLL_OK(found, begin_receive(inboxes[2], 0, 3, comm, &requests[3]));
       mep_op_info_t info;
       mep_op_info_defaults(&info);
-      COLL_OK(found, mep_request_waitany(4, requests, kForever, &index, &info));
+      COLL_OK(found, mep_request_waitany(4, requests, MEP_TIMEOUT_DEFAULT, nullptr, &index, &info));
       COLL_CHECK(found, index == 2 && requests[2] == nullptr && info.result == MEP_SUCCESS);
       inboxes[1].check(kLargeBytes, 2, found);
       for (const uint32_t ms : {0u, 3u}) {
-        COLL_EXPECT(found, MEP_IN_PROGRESS, mep_request_waitany(4, requests, ms, &index, nullptr));
+        COLL_EXPECT(found, MEP_IN_PROGRESS, wait_any_in(4, requests, ms, &index));
         COLL_CHECK(found, index == -1 && requests[0] != nullptr && requests[3] != nullptr);
       }
       stages.reach(0);
-      COLL_OK(found, mep_request_waitany(4, requests, kForever, &index, nullptr));
+      COLL_OK(found,
+              mep_request_waitany(4, requests, MEP_TIMEOUT_DEFAULT, nullptr, &index, nullptr));
       COLL_CHECK(found, index == 0 && requests[0] == nullptr);
       inboxes[0].check(5, 1, found);
       stages.reach(1);
       COLL_EXPECT(found, MEP_ERR_CAPACITY,
-                  mep_request_waitany(4, requests, kForever, &index, &info));
+                  mep_request_waitany(4, requests, MEP_TIMEOUT_DEFAULT, nullptr, &index, &info));
       COLL_CHECK(found, index == 3 && requests[3] == nullptr && info.result == MEP_ERR_CAPACITY);
-      COLL_OK(found, mep_request_waitany(4, requests, kForever, &index, nullptr));
+      COLL_OK(found,
+              mep_request_waitany(4, requests, MEP_TIMEOUT_DEFAULT, nullptr, &index, nullptr));
       COLL_CHECK(found, index == -1);
       expect_message(9, 3, 0, 3, comm, found);
     }
@@ -266,9 +270,10 @@ void waits_end_by_the_timeouts_of_requests(uint32_t flags) {
     }
     int32_t index = -1;
     COLL_EXPECT(found, MEP_ERR_TIMEOUT,
-                mep_request_waitany(3, requests, kForever, &index, nullptr));
+                mep_request_waitany(3, requests, MEP_TIMEOUT_DEFAULT, nullptr, &index, nullptr));
     COLL_CHECK(found, index >= 0 && index < 3);
-    COLL_EXPECT(found, MEP_ERR_TIMEOUT, mep_request_waitall(3, requests, kForever, results));
+    COLL_EXPECT(found, MEP_ERR_TIMEOUT,
+                mep_request_waitall(3, requests, MEP_TIMEOUT_DEFAULT, nullptr, results));
     for (int i = 0; i < 3; ++i) {
       COLL_CHECK(found, results[i] == (i == index ? MEP_SUCCESS : MEP_ERR_TIMEOUT));
     }
@@ -324,7 +329,7 @@ void comm_with_requests_stays(uint32_t flags) {
       mep_request_t request = nullptr;
       COLL_OK(found, begin_receive(inbox, 1 - rank, 1, comm, &request));
       COLL_EXPECT(found, MEP_ERR_BUSY, mep_comm_destroy(comm));
-      COLL_OK(found, mep_request_cancel(&request));
+      COLL_OK(found, cancel_now(&request));
       COLL_OK(found, begin_receive(inbox, 1 - rank, 2, comm, &request));
       COLL_OK(found, send_bytes(5, 1, 1 - rank, 2, comm));
       await_end(request, comm, found);
@@ -454,7 +459,7 @@ void collectives_are_counted_alone(uint32_t flags) {
       mep_request_t request = nullptr;
       COLL_OK(found, begin_receive(inbox, 1 - rank, 2, comm, &request));
       COLL_CHECK(found, result_of(request, found) == MEP_IN_PROGRESS);
-      COLL_OK(found, mep_request_cancel(&request));
+      COLL_OK(found, cancel_now(&request));
       COLL_OK(found, mep_barrier(comm, nullptr));
       COLL_OK(found, mep_comm_last_op(comm, &info));
       COLL_CHECK(found, info.seq == seq && info.result == MEP_SUCCESS);

@@ -6,6 +6,7 @@
 #include "base/clock.hpp"
 #include "support/meeting.hpp"
 #include "support/progress_watch.hpp"
+#include "support/request_waits.hpp"
 
 namespace {
 
@@ -25,7 +26,7 @@ void test_memory_alone(void**) {
       const std::atomic_ref<int64_t> seen(sum);
       while (seen.load(std::memory_order_relaxed) != 3 * round && !limit.expired()) pause_us(50);
       COLL_CHECK(found, seen.load(std::memory_order_relaxed) == 3 * round);
-      COLL_OK(found, mep_request_wait(&request, 0xffffffff, nullptr));
+      COLL_OK(found, mep_request_wait(&request, MEP_TIMEOUT_DEFAULT, nullptr, nullptr));
     }
   });
   report.require_clean();
@@ -80,7 +81,7 @@ void test_death(void**) {
       COLL_OK(found, mep_request_event_fd(request, &event));
       pollfd polled{event, POLLIN, 0};
       COLL_CHECK(found, poll(&polled, 1, 60'000) == 1);
-      COLL_OK(found, mep_request_wait(&request, 0, nullptr));
+      COLL_OK(found, wait_in(&request, 0));
       COLL_CHECK(found, sum == 2);
     }
     COLL_OK(found, mep_comm_destroy(comm));
@@ -112,7 +113,7 @@ void test_fork(void**) {
         mep_comm_config_t alone = progress_config();
         wrong += mep_comm_init_all(1, &alone, &own) != MEP_SUCCESS;
         wrong += mep_ibarrier(own, nullptr, &made) != MEP_SUCCESS;
-        wrong += mep_request_wait(&made, 0xffffffff, nullptr) != MEP_SUCCESS;
+        wrong += mep_request_wait(&made, MEP_TIMEOUT_DEFAULT, nullptr, nullptr) != MEP_SUCCESS;
         wrong += mep_comm_destroy(own) != MEP_SUCCESS;
         _exit(wrong);
       }

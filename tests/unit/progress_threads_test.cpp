@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "support/progress_watch.hpp"
+#include "support/request_waits.hpp"
 
 namespace {
 
@@ -45,7 +46,7 @@ void start_and_watch(int rank, int size, mep_comm_t world, Report& found) {
 }
 
 void test_without_calls(void**) {
-  for (const uint32_t flags : {0u, uint32_t{MEP_COMM_PUT_ONLY}}) {
+  for (const uint32_t flags : {0u, kPutOnly}) {
     for (const int size : {1, 2, 3}) {
       enable_delays(test_seed() + static_cast<uint64_t>(size), 64);
       Report report;
@@ -77,7 +78,7 @@ void test_ended_by_a_call(void**) {
     COLL_OK(found, mep_request_event_fd(late, &event));
     pollfd polled{event, POLLIN, 0};
     COLL_CHECK(found, poll(&polled, 1, 0) == 1);
-    COLL_OK(found, mep_request_wait(&late, 0, nullptr));
+    COLL_OK(found, wait_in(&late, 0));
   });
   report.require_clean();
 }

@@ -22,10 +22,10 @@ struct Way {
   const char* hosts;
 };
 constexpr Way kMapped{"mapped", 0, "", ""};
-constexpr Way kPutOnly{"put only", MEP_COMM_PUT_ONLY, "", ""};
+constexpr Way kByPuts{"put only", kPutOnly, "", ""};
 constexpr Way kTcp{"tcp", 0, "tcp", ""};
 constexpr Way kHosts{"mapped and put only", 0, "", "0011"};
-constexpr const Way* kWays[] = {&kMapped, &kPutOnly, &kTcp};
+constexpr const Way* kWays[] = {&kMapped, &kByPuts, &kTcp};
 
 void on_ranks(const Way& way, int ranks, const RankBody& body) {
   printf("%d ranks, %s\n", ranks, way.name);

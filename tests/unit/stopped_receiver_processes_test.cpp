@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "support/coll_ranks.hpp"
+#include "support/ep_halves.hpp"
 #include "support/shared_memory.hpp"
 #include "transport/tcp/peer.hpp"
 
@@ -67,15 +68,13 @@ mep_result_t call_in_turn(mep_comm_t comm, mep_ep_t ep, mep_ep_handle_t handle, 
                           const std::function<void()>& stop, bool is_combine) {
   const std::vector<uint16_t> x(size_t{kTokens} * kHidden, 0x3f80);
   const std::vector<int64_t> idx(kTokens, is_combine && rank == kVictim ? 0 : kVictim);
-  mep_dispatch_send_t send;
-  mep_dispatch_send_defaults(&send);
+  DispatchTokens send;
   send.num_tokens = kTokens;
   send.x = x.data();
   send.topk_idx = idx.data();
-  mep_dispatch_receive_t receive;
-  mep_dispatch_receive_defaults(&receive);
+  DispatchRows receive;
   if (!is_combine) stop();
-  mep_result_t result = mep_dispatch(handle, &send, &receive, nullptr);
+  mep_result_t result = dispatch_halves(handle, &send, &receive, nullptr);
   if (result != MEP_SUCCESS || !is_combine) return result;
   (void)mep_barrier(comm, nullptr);
   stop();
@@ -85,14 +84,12 @@ mep_result_t call_in_turn(mep_comm_t comm, mep_ep_t ep, mep_ep_handle_t handle, 
   if (result != MEP_SUCCESS) return result;
   std::vector<uint16_t> out(x.size());
   const std::vector<float> weights(kTokens, 1.0f);
-  mep_combine_send_t back;
-  mep_combine_send_defaults(&back);
+  CombineTerms back;
   back.y = view.recv_x;
-  mep_combine_receive_t sums;
-  mep_combine_receive_defaults(&sums);
+  CombineSums sums;
   sums.out = out.data();
   sums.weights = weights.data();
-  return mep_combine(handle, &back, &sums, nullptr);
+  return combine_halves(handle, &back, &sums, nullptr);
 }
 
 mep_result_t exchange(mep_comm_t comm, int rank, const std::function<void()>& stop,

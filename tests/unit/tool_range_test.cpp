@@ -35,7 +35,7 @@ void calls_are_ranges(void**) {
   mep_request_t request = nullptr;
   assert_int_equal(mep_ibroadcast(&in, &out, 1, MEP_INT32, 0, comm, nullptr, &request),
                    MEP_SUCCESS);
-  assert_int_equal(mep_request_wait(&request, UINT32_MAX, nullptr), MEP_SUCCESS);
+  assert_int_equal(mep_request_wait(&request, MEP_TIMEOUT_DEFAULT, nullptr, nullptr), MEP_SUCCESS);
   assert_int_equal(mep_sendrecv(&in, 1, 0, 0, &out, 1, 0, 0, MEP_INT32, comm, nullptr, nullptr),
                    MEP_SUCCESS);
   assert_int_equal(mep_comm_destroy(comm), MEP_SUCCESS);

@@ -14,12 +14,12 @@ from make_api import blocks, code_of, helpers_of, prose, title  # noqa: E402
 TASKS = [
     ("errors", "Results and errors", "A call's result, its name, and the text of a failure. "
      "[Results](../errors.md) says what to do after each.",
-     r"mep_result_t|MEP_SUCCESS|mep_result_string|mep_last_error|mep_struct_init|MEP_FOREVER"),
+     r"mep_result_t|MEP_SUCCESS|mep_result_string|mep_last_error|mep_struct_init|MEP_TIMEOUT_DEFAULT"),
     ("types", "Types and reduction operators", "Element types and operators, as numbers. "
      "[Types and operators](../types.md) says which go together.", r"mep_dtype_\w+|MEP_INT8|mep_op_t|MEP_SUM"),
     ("start", "Start and leave", "Join the job's world, leave it, or end it at once. "
      "[Start ranks](../../guide/start-ranks.md) has the launchers.",
-     r"mep_comm_init\w*|mep_comm_destroy|mep_comm_abort\w*|mep_comm_config_\w+|mep_store_\w+|MEP_COMM_SET_RANK|MEP_DEVICE_BY_RANK|mep_quorum_t|MEP_QUORUM_\w+|MEP_MAX_RANKS"),
+     r"mep_comm_init\w*|mep_comm_destroy|mep_comm_abort\w*|mep_comm_config_\w+|mep_store_\w+|MEP_COMM_SET_RANK|mep_device_type_t|MEP_DEVICE_\w+|mep_quorum_t|MEP_QUORUM_\w+|MEP_MAX_RANKS"),
     ("gpu", "GPU and streams", "Streams, the GPU of a communicator, and how operations on a stream ended. "
      "[GPUs](../../guide/gpus.md) shows their use.",
      r"mep_stream_t|mep_comm_device|mep_comm_async_result|mep_op_status_\w+|MEP_OP_STATUS_VERSION|MEP_MAX_STREAM_REQUESTS"),
@@ -60,11 +60,10 @@ mep_comm_abort: leave at once; the others see this rank fail
 mep_comm_abort_with: the same, with a reason for the others to read
 mep_comm_rank: this process's rank
 mep_comm_size: the number of all ranks, absent ones too
-mep_comm_live_count mep_comm_live: the number of ranks that live
+mep_comm_live_count: the number of ranks that live
 mep_comm_epoch: the number of the present membership
 mep_comm_set_timeout: change the timeout of later operations
-mep_comm_transport: the transport (shared memory, TCP, RDMA) that reaches a rank
-mep_comm_query: the effective settings and limits of a communicator, and how each rank is reached
+mep_comm_query: the effective settings and limits of a communicator, and by which transport each rank is reached
 mep_comm_split: split a communicator by color and key
 mep_comm_dup: duplicate a communicator
 mep_comm_shrink: make a communicator of the ranks that live, although ranks die
@@ -107,8 +106,8 @@ mep_ep_handle_create mep_ep_handle_destroy: make or free a handle, which holds t
 mep_ep_set_expert_map: move and replicate experts
 mep_ep_buffer_view: get the memory where rows arrive
 mep_dispatch_layout: count where tokens go, without sending them
-mep_dispatch: send tokens to the ranks of their experts
-mep_combine: bring the experts' outputs back and sum them
+mep_dispatch mep_dispatch_send mep_dispatch_counts mep_dispatch_receive: send tokens to the ranks of their experts, whole or by halves
+mep_combine mep_combine_send mep_combine_receive: bring the experts' outputs back and sum them, whole or by halves
 mep_ep_last_op: ask how the last dispatch or combine ended
 mep_comm_last_op: ask how the last operation ended and which ranks were missing
 mep_comm_stats: count calls, bytes, errors and changes of the members

@@ -14,7 +14,7 @@ from ._collectives import COLLECTIVES
 from ._type_numbers import *  # noqa: F403 - the types, MEP_INT8 and so on
 
 MEP_VERSION_MAJOR = 0
-MEP_VERSION_MINOR = 3
+MEP_VERSION_MINOR = 4
 MEP_VERSION_PATCH = 0
 
 MEP_SUCCESS = 0
@@ -43,7 +43,7 @@ MEP_ERR_NOT_FOUND = -20
 MEP_ERR_DEVICE = -21
 MEP_ERR_THREAD = -22
 
-MEP_FOREVER = 0xFFFFFFFF
+MEP_TIMEOUT_DEFAULT = 0xFFFFFFFF
 
 MEP_SUM = 1
 MEP_PROD = 2
@@ -55,14 +55,14 @@ MEP_OR = 7
 MEP_XOR = 8
 
 MEP_COMM_SET_RANK = 1
-MEP_COMM_SET_DEVICE = 2
-MEP_COMM_PUT_ONLY = 4
 MEP_COMM_PARTIAL = 8
 MEP_COMM_UNIFORM = 16
 MEP_COMM_AUTO_RECOVER = 32
-MEP_COMM_KILL_STOPPED = 64
 MEP_COMM_PROGRESS_THREAD = 128
-MEP_DEVICE_BY_RANK = -1
+
+MEP_DEVICE_HOST = 0
+MEP_DEVICE_CUDA = 1
+MEP_DEVICE_CUDA_BY_RANK = 2
 
 MEP_QUORUM_MAJORITY = 0
 MEP_QUORUM_WITNESS = 1
@@ -116,7 +116,6 @@ MEP_EP_NO_ROW_MEMORY = 1
 MEP_EP_NO_COMBINE_MEMORY = 4
 MEP_EP_IN_STEP = 2
 MEP_DISPATCH_REPLAY = 1
-MEP_DISPATCH_ROWS_LATER = 1
 MEP_COMBINE_RENORMALIZE = 1
 
 # Handles are plain addresses; c_void_p as a result or field reads as int or None.
@@ -153,9 +152,11 @@ class mep_comm_config_t(Structure):
         ("rank", c_int32),
         ("size", c_int32),
         ("max_size", c_int32),
+        ("device_type", c_uint32),
         ("device", c_int32),
         ("timeout_ms", c_uint32),
         ("init_timeout_ms", c_uint32),
+        ("num_sms", c_uint32),
         ("job", c_char_p),
         ("rendezvous", c_char_p),
         ("transports", c_char_p),
@@ -164,8 +165,6 @@ class mep_comm_config_t(Structure):
         ("quorum", c_uint32),
         ("heartbeat_ms", c_uint32),
         ("suspect_ms", c_uint32),
-        ("in_place_restore_bytes", c_uint32),
-        ("num_sms", c_uint32),
         ("reserved", c_uint32),
     ]
 
@@ -244,18 +243,19 @@ class mep_comm_info_t(Structure):
         ("size", c_int32),
         ("live", c_int32),
         ("max_size", c_int32),
+        ("device_type", c_uint32),
         ("device", c_int32),
         ("quorum", c_uint32),
         ("timeout_ms", c_uint32),
         ("heartbeat_ms", c_uint32),
         ("suspect_ms", c_uint32),
-        ("in_place_restore_bytes", c_uint32),
         ("message_eager_bytes", c_uint64),
         ("max_group_messages", c_uint32),
         ("num_sms", c_uint32),
         ("capacity", c_uint32),
         ("reserved", c_uint32),
         ("reach", c_void_p),
+        ("transports", c_void_p),
     ]
 
 
@@ -331,28 +331,21 @@ class mep_ep_view_t(Structure):
         ("token_topk_idx", c_void_p),
         ("token_src_info", c_void_p),
         ("token_range", c_void_p),
+        ("local_experts", c_uint32),
+        ("first_expert", c_uint32),
+        ("rows_per_expert", c_uint64),
     ]
 
 
-class mep_dispatch_send_t(Structure):
+class mep_dispatch_options_t(Structure):
     _fields_ = [
         ("struct_size", c_uint32),
         ("flags", c_uint32),
-        ("num_tokens", c_uint32),
         ("topk_idx_type", mep_dtype_t),
-        ("x", c_void_p),
+        ("timeout_ms", c_uint32),
         ("x_stride_bytes", c_uint64),
         ("x_scales", c_void_p),
         ("x_scales_stride_bytes", c_uint64),
-        ("topk_idx", c_void_p),
-        ("topk_weights", c_void_p),
-    ]
-
-
-class mep_dispatch_receive_t(Structure):
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("flags", c_uint32),
         ("recv_x", c_void_p),
         ("recv_capacity", c_uint64),
         ("recv_scales", c_void_p),
@@ -362,44 +355,33 @@ class mep_dispatch_receive_t(Structure):
         ("recv_count_host", c_void_p),
         ("src_info", c_void_p),
         ("layout_range", c_void_p),
+        ("token_range", c_void_p),
         ("recv_topk_idx", c_void_p),
         ("recv_topk_weights", c_void_p),
         ("recv_total", c_void_p),
         ("statistics", c_void_p),
         ("op_status", c_void_p),
         ("op_status_bytes", c_uint64),
-        ("statistics_type", c_uint32),
-        ("timeout_ms", c_uint32),
         ("wait_ns", c_void_p),
-        ("token_range", c_void_p),
-    ]
-
-
-class mep_combine_send_t(Structure):
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("flags", c_uint32),
-        ("y", c_void_p),
-        ("topk_weights", c_void_p),
-    ]
-
-
-class mep_combine_receive_t(Structure):
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("flags", c_uint32),
-        ("num_tokens", c_uint32),
+        ("statistics_type", mep_dtype_t),
         ("reserved", c_uint32),
+    ]
+
+
+class mep_combine_options_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("topk_weights", c_void_p),
         ("weights", c_void_p),
         ("bias", c_void_p),
-        ("out", c_void_p),
         ("out_stride_bytes", c_uint64),
         ("op_status", c_void_p),
         ("op_status_bytes", c_uint64),
-        ("topk_weights", c_void_p),
+        ("recv_topk_weights", c_void_p),
         ("wait_ns", c_void_p),
+        ("num_tokens", c_uint32),
         ("timeout_ms", c_uint32),
-        ("reserved2", c_uint32),
         ("token_bias", c_void_p),
         ("token_bias2", c_void_p),
     ]
@@ -419,13 +401,11 @@ FUNCTIONS = {
     "mep_comm_rank": (mep_result_t, [mep_comm_t, POINTER(c_int32)]),
     "mep_comm_size": (mep_result_t, [mep_comm_t, POINTER(c_int32)]),
     "mep_comm_live_count": (mep_result_t, [mep_comm_t, POINTER(c_int32)]),
-    "mep_comm_live": (mep_result_t, [mep_comm_t, POINTER(c_int32)]),
     "mep_comm_epoch": (mep_result_t, [mep_comm_t, POINTER(c_uint64)]),
-    "mep_comm_device": (mep_result_t, [mep_comm_t, POINTER(c_int32)]),
+    "mep_comm_device": (mep_result_t, [mep_comm_t, POINTER(c_uint32), POINTER(c_int32)]),
     "mep_comm_set_timeout": (mep_result_t, [mep_comm_t, c_uint32]),
-    "mep_comm_transport": (mep_result_t, [mep_comm_t, c_int32, POINTER(c_char_p)]),
     "mep_comm_query": (mep_result_t, [mep_comm_t, POINTER(mep_comm_info_t)]),
-    "mep_mem_alloc": (mep_result_t, [mep_comm_t, c_size_t, POINTER(c_void_p)]),
+    "mep_mem_alloc": (mep_result_t, [mep_comm_t, c_size_t, c_uint32, c_size_t, POINTER(c_void_p)]),
     "mep_mem_free": (mep_result_t, [mep_comm_t, c_void_p]),
     "mep_comm_register": (mep_result_t, [mep_comm_t, c_void_p]),
     "mep_comm_deregister": (mep_result_t, [mep_comm_t, c_void_p]),
@@ -435,16 +415,17 @@ FUNCTIONS = {
     "mep_comm_async_result": (mep_result_t, [mep_comm_t]),
     "mep_comm_stats": (mep_result_t, [mep_comm_t, POINTER(mep_comm_stats_t)]),
     **COLLECTIVES,
-    "mep_request_wait": (mep_result_t, [POINTER(mep_request_t), c_uint32, POINTER(mep_op_info_t)]),
+    "mep_request_wait": (mep_result_t, [POINTER(mep_request_t), c_uint32, POINTER(c_int32),
+                                        POINTER(mep_op_info_t)]),
     "mep_request_test": (mep_result_t, [POINTER(mep_request_t), POINTER(c_int32),
                                         POINTER(mep_op_info_t)]),
     "mep_request_info": (mep_result_t, [mep_request_t, POINTER(mep_op_info_t)]),
     "mep_request_event_fd": (mep_result_t, [mep_request_t, POINTER(c_int32)]),
-    "mep_request_cancel": (mep_result_t, [POINTER(mep_request_t)]),
+    "mep_request_cancel": (mep_result_t, [POINTER(mep_request_t), POINTER(c_int32)]),
     "mep_request_waitall": (mep_result_t, [c_int32, POINTER(mep_request_t), c_uint32,
-                                           POINTER(mep_result_t)]),
+                                           POINTER(c_int32), POINTER(mep_result_t)]),
     "mep_request_waitany": (mep_result_t, [c_int32, POINTER(mep_request_t), c_uint32,
-                                           POINTER(c_int32), POINTER(mep_op_info_t)]),
+                                           POINTER(c_int32), POINTER(c_int32), POINTER(mep_op_info_t)]),
     "mep_send": (mep_result_t, [c_void_p, c_size_t, mep_dtype_t, c_int32, c_int32, mep_comm_t,
                                 mep_stream_t]),
     "mep_recv": (mep_result_t, [c_void_p, c_size_t, mep_dtype_t, c_int32, c_int32, mep_comm_t,
@@ -496,10 +477,19 @@ FUNCTIONS = {
     "mep_ep_buffer_view": (mep_result_t, [mep_ep_t, c_uint32, POINTER(mep_ep_view_t)]),
     "mep_dispatch_layout": (mep_result_t, [mep_comm_t, c_void_p, mep_dtype_t, c_uint32, c_uint32, c_uint32,
                                            c_void_p, c_void_p, c_void_p, mep_stream_t]),
-    "mep_dispatch": (mep_result_t, [mep_ep_handle_t, POINTER(mep_dispatch_send_t),
-                                    POINTER(mep_dispatch_receive_t), mep_stream_t]),
-    "mep_combine": (mep_result_t, [mep_ep_handle_t, POINTER(mep_combine_send_t),
-                                   POINTER(mep_combine_receive_t), mep_stream_t]),
+    "mep_dispatch": (mep_result_t, [mep_ep_handle_t, c_void_p, c_void_p, c_void_p, c_uint32,
+                                    POINTER(mep_ep_view_t), POINTER(mep_dispatch_options_t), mep_stream_t]),
+    "mep_dispatch_send": (mep_result_t, [mep_ep_handle_t, c_void_p, c_void_p, c_void_p, c_uint32,
+                                         POINTER(mep_dispatch_options_t), mep_stream_t]),
+    "mep_dispatch_counts": (mep_result_t, [mep_ep_handle_t, c_void_p, c_void_p, c_void_p, c_uint32,
+                                           POINTER(mep_dispatch_options_t), mep_stream_t]),
+    "mep_dispatch_receive": (mep_result_t, [mep_ep_handle_t, POINTER(mep_ep_view_t),
+                                            POINTER(mep_dispatch_options_t), mep_stream_t]),
+    "mep_combine": (mep_result_t, [mep_ep_handle_t, c_void_p, c_void_p, POINTER(mep_combine_options_t),
+                                   mep_stream_t]),
+    "mep_combine_send": (mep_result_t, [mep_ep_handle_t, c_void_p, POINTER(mep_combine_options_t), mep_stream_t]),
+    "mep_combine_receive": (mep_result_t, [mep_ep_handle_t, c_void_p, POINTER(mep_combine_options_t),
+                                           mep_stream_t]),
     "mep_ep_last_op": (mep_result_t, [mep_ep_t, c_uint32, POINTER(mep_op_info_t)]),
     "mep_set_log_callback": (mep_result_t, [c_void_p, c_void_p]),
     "mep_log_to_descriptor": (None, [c_void_p, c_int32, c_char_p]),

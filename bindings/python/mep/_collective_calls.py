@@ -577,7 +577,7 @@ class CollectiveCalls(HabitCalls):
         begun = function(*arguments, self._argument, _NULL, argument)
         if begun < 0:
             raise self._refusal(request, begun)
-        if wait_for(argument, SLICE, record.argument) != 0:
+        if wait_for(argument, SLICE, request._done_argument, record.argument) != 0 or not request._done:
             self._finish(request)  # it has failed, or takes longer
             return result
         del running[request]

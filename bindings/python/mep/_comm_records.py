@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import enum
-from typing import List, NamedTuple
+from typing import List, NamedTuple, Optional
 
 from . import _abi
 
@@ -26,16 +26,16 @@ class CommInfo(NamedTuple):
     size: int
     live: int
     max_size: int
-    device: int
+    device: Optional[int]
     quorum: int
     timeout_ms: int
     heartbeat_ms: int
     suspect_ms: int
-    in_place_restore_bytes: int
     message_eager_bytes: int
     max_group_messages: int
     num_sms: int
     reach: List[Reach]
+    transports: List[str]
 
 
 class CommStats(NamedTuple):

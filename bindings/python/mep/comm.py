@@ -6,7 +6,7 @@ import enum
 import math
 import os
 import threading
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Union
 
 import numpy
 
@@ -23,9 +23,8 @@ from .errors import Error, TimeoutError, error
 from .request import OpInfo, OpInfoRecord, Request, running, waitall
 
 QUORUMS = {"majority": _abi.MEP_QUORUM_MAJORITY, "witness": _abi.MEP_QUORUM_WITNESS}
-FLAGS = {"put_only": _abi.MEP_COMM_PUT_ONLY, "partial": _abi.MEP_COMM_PARTIAL,
+FLAGS = {"partial": _abi.MEP_COMM_PARTIAL,
          "uniform": _abi.MEP_COMM_UNIFORM, "auto_recover": _abi.MEP_COMM_AUTO_RECOVER,
-         "kill_stopped": _abi.MEP_COMM_KILL_STOPPED,
          "progress_thread": _abi.MEP_COMM_PROGRESS_THREAD}
 
 
@@ -74,14 +73,16 @@ class Config:
         elif name == "store":
             self.struct.store = ctypes.pointer(self._store(value))
         elif name in ("size", "max_size", "timeout_ms", "init_timeout_ms", "heartbeat_ms",
-                      "suspect_ms", "in_place_restore_bytes", "num_sms"):
+                      "suspect_ms", "num_sms"):
             setattr(self.struct, name, value)
         elif name == "rank":
             self.struct.rank = value
             self.struct.flags |= _abi.MEP_COMM_SET_RANK
         elif name == "device":
-            self.struct.device = _abi.MEP_DEVICE_BY_RANK if value == "by_rank" else value
-            self.struct.flags |= _abi.MEP_COMM_SET_DEVICE
+            if value == "by_rank":
+                self.struct.device_type = _abi.MEP_DEVICE_CUDA_BY_RANK
+            else:
+                self.struct.device_type, self.struct.device = _abi.MEP_DEVICE_CUDA, value
         else:
             raise TypeError(f"unknown option {name!r}")
 
@@ -117,8 +118,7 @@ def init(**options: Any) -> "Comm":
     Without arguments rank and size come from mep_run, mpirun, Slurm or torchrun, and a program started
     alone is a world of one. Options have the names of mep_comm_config_t (rank, size, max_size, device,
     timeout_ms, init_timeout_ms, job, rendezvous, transports, secret_file, quorum, heartbeat_ms,
-    suspect_ms, in_place_restore_bytes, num_sms), the flags are booleans (put_only, partial, uniform,
-    auto_recover, kill_stopped, progress_thread). store: an object with put(key: str, value: bytes)
+    suspect_ms, num_sms), the flags are booleans (partial, uniform, auto_recover, progress_thread). store: an object with put(key: str, value: bytes)
     and get(key: str, timeout: float) -> bytes, which waits for the key.
     """
     config, address = Config(**options), _abi.mep_comm_t()
@@ -185,9 +185,10 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         self._last: Optional[OpInfoRecord] = None
         self.rank: int = self._number(lib.mep_comm_rank, ctypes.c_int32)
         self.size: int = self._number(lib.mep_comm_size, ctypes.c_int32)
-        number = self._number(lib.mep_comm_device, ctypes.c_int32)
-        self.device: Optional[int] = number if number >= 0 else None  # CUDA's number; None: host
-        self._on_gpu = number >= 0
+        kind, number = ctypes.c_uint32(), ctypes.c_int32()
+        check(lib.mep_comm_device(address, ctypes.byref(kind), ctypes.byref(number)))
+        self._on_gpu = kind.value != _abi.MEP_DEVICE_HOST
+        self.device: Optional[int] = number.value if self._on_gpu else None  # CUDA's number; None: host
         if world is not None:
             world._parts.append(self)
 
@@ -256,7 +257,7 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
     @property
     def live(self) -> int:
         """Ranks in the present view."""
-        return self._number(lib.mep_comm_live, ctypes.c_int32)
+        return self._number(lib.mep_comm_live_count, ctypes.c_int32)
 
     @property
     def epoch(self) -> int:
@@ -283,9 +284,9 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
 
     def transport(self, rank: int) -> str:
         """How a rank is reached, for people."""
-        text = ctypes.c_char_p()
-        check(lib.mep_comm_transport(self._address, rank, ctypes.byref(text)))
-        return (text.value or b"").decode()
+        if not 0 <= rank < self.size:
+            raise error(_abi.MEP_ERR_INVALID_ARGUMENT, f"rank {rank} is no rank of a communicator of {self.size} ranks")
+        return self.query().transports[rank]
 
     def last_op(self) -> OpInfo:
         """About the last blocking operation that this rank finished."""
@@ -300,9 +301,12 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         reach = (ctypes.c_uint32 * self.size)()
         info = _abi.mep_comm_info_t()
         lib.mep_struct_init(ctypes.byref(info), ctypes.sizeof(info))
-        info.capacity, info.reach = self.size, ctypes.addressof(reach)
+        names = (ctypes.c_char_p * self.size)()
+        info.capacity, info.reach, info.transports = self.size, ctypes.addressof(reach), ctypes.addressof(names)
         check(lib.mep_comm_query(self._address, ctypes.byref(info)))
-        return CommInfo._make([*(getattr(info, name) for name in CommInfo._fields[:-1]), [Reach(each) for each in reach]])
+        made: Dict[str, Any] = {"device": self.device, "reach": [Reach(each) for each in reach],
+                                "transports": [(each or b"").decode() for each in names]}
+        return CommInfo._make(made.get(name, getattr(info, name)) for name in CommInfo._fields)
 
     def stats(self) -> CommStats:
         """Counts of calls, bytes, errors and changes of the members on this communicator. Local, any thread."""
@@ -326,7 +330,7 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         if any(length < 0 for length in shape) or size >= 1 << 63:
             raise ValueError(f"{shape} is no shape of an array")
         memory = ctypes.c_void_p()
-        check(lib.mep_mem_alloc(self._address, size, ctypes.byref(memory)))
+        check(lib.mep_mem_alloc(self._address, size, 0, 0, ctypes.byref(memory)))
         if self.device is not None:
             return DeviceArray(memory.value, shape, number, self.device)
         owner = self._allocated[memory.value] = Memory()

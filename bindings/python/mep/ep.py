@@ -75,10 +75,9 @@ def _initial(kind: Any) -> Any:
 
 
 _ep_view = _initial(_abi.mep_ep_view_t)
-_dispatch_send = _initial(_abi.mep_dispatch_send_t)
-_dispatch_receive = _initial(_abi.mep_dispatch_receive_t)
-_combine_send = _initial(_abi.mep_combine_send_t)
-_combine_receive = _initial(_abi.mep_combine_receive_t)
+_dispatch_options = _initial(_abi.mep_dispatch_options_t)
+_combine_options = _initial(_abi.mep_combine_options_t)
+_PARTS = {"both": "", "send": "_send", "receive": "_receive"}  # of the names of the calls, by phase
 
 
 class Ep(Unique):
@@ -352,15 +351,16 @@ class Handle(Unique):
         of calls that receive on host communicators.
         replay, of high throughput: x goes where the handle's last dispatch went, without topk_idx.
         """
-        ep, send, receive, address = self._ep, None, None, stream_address(stream)
+        ep, args, address = self._ep, _dispatch_options(), stream_address(stream)
         _check_phase(phase, wait_ns, timeout_ms)
         keep: list[Any] = []
+        plain: list[Any] = []
         tokens = self._tokens
         if phase != "receive":
-            args = send = _dispatch_send()
+            routing = weights = None
             rows = self._rows(x, None if ep.row_bytes else ep.input_type, ep._row_width, "x", keep)
-            tokens = args.num_tokens = rows[2]
-            args.x, args.x_stride_bytes = rows[0], rows[1]
+            tokens = rows[2]
+            args.x_stride_bytes = rows[1]
             if x_scales is not None:
                 scales = self._rows(x_scales, None if ep.row_bytes else ep._scale, ep._scale_width, "x_scales", keep)
                 if scales[2] != tokens:
@@ -373,25 +373,25 @@ class Handle(Unique):
                 if indices.dtype not in (_abi.MEP_INT32, _abi.MEP_INT64):
                     raise ValueError(f"topk_idx holds {dtype_name(indices.dtype)}, it must hold int32 or int64; "
                                      "topk_idx.astype(numpy.int64) converts it")
-                args.topk_idx, args.topk_idx_type = indices.address, indices.dtype
+                routing, args.topk_idx_type = indices.address, indices.dtype
             self._new_array = maker(x)
             if topk_weights is not None:
-                args.topk_weights = self._flat(topk_weights, "float32", rows[2] * ep.top_k,
-                                               "topk_weights", keep).address
+                weights = self._flat(topk_weights, "float32", rows[2] * ep.top_k, "topk_weights", keep).address
+            plain = [rows[0], routing, weights, tokens]
         given = {"recv_x": recv_x, "recv_scales": recv_scales, "recv_count": recv_count,
                  "recv_count_host": recv_count_host, "src_info": src_info, "layout_range": layout_range,
                  "recv_topk_idx": recv_topk_idx, "recv_topk_weights": recv_topk_weights, "statistics": statistics}
         total = ctypes.c_int64()
         if phase != "send":
-            receive = _dispatch_receive()
-            self._outputs(receive, given, keep)
-            self._limits(receive, wait_ns, timeout_ms, keep)
+            plain.append(None)  # self._view shows the library's memory
+            self._outputs(args, given, keep)
+            self._limits(args, wait_ns, timeout_ms, keep)
             if not ep._comm._on_gpu:
-                receive.recv_total = ctypes.addressof(total)
+                args.recv_total = ctypes.addressof(total)
                 keep.append(total)
-            self._status(receive, op_status, keep)
+            self._status(args, op_status, keep)
         try:
-            result = self._call(lib.mep_dispatch, send, receive, keep, address)
+            result = self._call("mep_dispatch" + _PARTS[phase], [*plain, args], keep, address)
         except BaseException as problem:
             # Whatever has begun has taken the routing; combine tells the library what it reckons with.
             self._tokens = self._tokens if isinstance(problem, _REFUSED) else tokens
@@ -425,12 +425,12 @@ class Handle(Unique):
         topk_weights, of high throughput: [total, K] float32, expanded [total], that go back with the rows;
         out_topk_weights [T, K] gets the sums of what came back. wait_ns and timeout_ms: as of dispatch.
         """
-        ep, send, receive = self._ep, None, None
+        ep, args = self._ep, _combine_options()
         _check_phase(phase, wait_ns, timeout_ms)
         keep: list[Any] = []
+        plain: list[Any] = []
         if phase != "receive":
-            send = _combine_send()
-            send.y = self._own_y
+            plain.append(self._own_y)
             if y is not None:
                 # In high throughput the rows that arrived are enough.
                 items = None if ep.high_throughput else (ep.experts_per_rank * ep._comm.size *
@@ -439,20 +439,19 @@ class Handle(Unique):
                 if items is None and given.count < self._rows_received * ep.hidden:
                     raise ValueError(f"y has {given.count} items, the {self._rows_received} rows that arrived need "
                                      f"{self._rows_received * ep.hidden}")
-                send.y = given.address or self._own_y
+                plain[0] = given.address or self._own_y
             if topk_weights is not None:
                 count = self._rows_received * ep._weights_of_row if ep._comm.device is None else None
-                send.topk_weights = self._flat(topk_weights, "float32", count, "topk_weights", keep).address
+                args.topk_weights = self._flat(topk_weights, "float32", count, "topk_weights", keep).address
         if phase != "send":
-            args = receive = _combine_receive()
             args.flags = _abi.MEP_COMBINE_RENORMALIZE if renormalize else 0
             args.num_tokens = self._tokens
             if weights is not None:
                 args.weights = self._flat(weights, "float32", self._tokens * ep.top_k, "weights",
                                           keep).address
             if out_topk_weights is not None:
-                args.topk_weights = self._flat(out_topk_weights, "float32", self._tokens * ep.top_k,
-                                               "out_topk_weights", keep, writable=True).address
+                args.recv_topk_weights = self._flat(out_topk_weights, "float32", self._tokens * ep.top_k,
+                                                    "out_topk_weights", keep, writable=True).address
             if bias is not None:
                 args.bias = self._flat(bias, ep.combine_type, ep.hidden, "bias", keep).address
             if out is None and ep._comm.device is not None:
@@ -463,11 +462,12 @@ class Handle(Unique):
             rows = self._rows(out, ep.combine_type, ep.hidden, "out", keep, writable=True)
             if rows[2] != self._tokens:
                 raise ValueError(f"out has {rows[2]} rows, the dispatch had {self._tokens} tokens")
-            if self._tokens != 0:  # NULL is what the library takes for no tokens, and for nothing else
-                args.out, args.out_stride_bytes = rows[0], rows[1]
+            # NULL is what the library takes for no tokens, and for nothing else.
+            plain.append(rows[0] if self._tokens != 0 else None)
+            args.out_stride_bytes = rows[1] if self._tokens != 0 else 0
             self._limits(args, wait_ns, timeout_ms, keep)
             self._status(args, op_status, keep)
-        self._call(lib.mep_combine, send, receive, keep, stream_address(stream))
+        self._call("mep_combine" + _PARTS[phase], [*plain, args], keep, stream_address(stream))
         return cast(Given, out)
 
     def _limits(self, args: Any, wait_ns: Any, timeout_ms: int, keep: list[Any]) -> None:
@@ -485,18 +485,18 @@ class Handle(Unique):
         args.op_status_bytes = ctypes.sizeof(op_status._memory)
         keep.append(op_status)
 
-    def _call(self, function: Any, send: Any, receive: Any, keep: list[Any], stream: int) -> int:
+    def _call(self, name: str, arguments: list[Any], keep: list[Any], stream: int) -> int:
+        function = getattr(lib, name)
         if self._ep._comm.device is None and any(getattr(each, "on_gpu", False) for each in keep):
             raise ValueError("this communicator works on host memory, an array is on a GPU; make the "
                              "communicator with device=")
         try:
             if stream or self._ep._comm._on_gpu:
-                result = check(function(self._address, _reference(send), _reference(receive), stream))
+                result = check(function(self._address, *arguments, stream))
             else:
                 # `keep` rides along so that the buffers live as long as the call does.
-                result = blocking(lambda handle, send, receive, keep:
-                                  function(handle, _reference(send), _reference(receive), None),
-                                  self._address, send, receive, keep, calls=self._ep._comm._calls)
+                result = blocking(lambda handle, arguments, keep: function(handle, *arguments, None),
+                                  self._address, arguments, keep, calls=self._ep._comm._calls)
         except Error as problem:
             if not isinstance(problem, _REFUSED):
                 problem.info = self._ep._news(self._buffer, problem.code)
@@ -572,10 +572,6 @@ def _check_phase(phase: str, wait_ns: Any, timeout_ms: int) -> None:
         raise ValueError("wait_ns and timeout_ms belong to the phase that receives")
     if not 0 <= timeout_ms < 1 << 32:
         raise ValueError(f"timeout_ms is {timeout_ms}, it must be from 1 to 2^32 - 1, or 0: the object's")
-
-
-def _reference(half: Any) -> Any:
-    return None if half is None else ctypes.byref(half)
 
 
 def _expect(found: Buffer, kind: int, name: str) -> None:

@@ -69,6 +69,8 @@ class Request(Unique):
         self._comm = comm
         self._address = _abi.mep_request_t()
         self._argument = address_argument(ctypes.addressof(self._address))
+        self._done = ctypes.c_int32()  # what the last wait said
+        self._done_argument = address_argument(ctypes.addressof(self._done))
         self._result = result
         self._record = OpInfoRecord(comm.size)
         self._failure: Optional[Exception] = None
@@ -114,10 +116,11 @@ class Request(Unique):
             part = SLICE_MS
             if end is not None:
                 part = min(part, milliseconds(end - time.monotonic()))
-            result = lib.mep_request_wait(ctypes.byref(self._address), part, self._record.reference)
+            result = lib.mep_request_wait(ctypes.byref(self._address), part, ctypes.byref(self._done),
+                                          self._record.reference)
             if not self._address.value:
                 self._ended(result)
-            elif result not in (_abi.MEP_IN_PROGRESS, _abi.MEP_ERR_THREAD):
+            elif result not in (_abi.MEP_SUCCESS, _abi.MEP_ERR_THREAD):
                 check(result)
             elif end is not None and time.monotonic() >= end:
                 raise error(_abi.MEP_IN_PROGRESS, f"not done within {timeout} s; the operation goes on")
@@ -147,11 +150,11 @@ class Request(Unique):
             return False
         # The result stays this if it is withdrawn; no operation ends with it.
         self._record.struct.result = _abi.MEP_IN_PROGRESS
-        result = lib.mep_request_cancel(ctypes.byref(self._address))
+        result = lib.mep_request_cancel(ctypes.byref(self._address), ctypes.byref(ctypes.c_int32()))
         if not self._address.value:
             self._ended(_abi.MEP_IN_PROGRESS)
             return True
-        if result not in (_abi.MEP_IN_PROGRESS, _abi.MEP_ERR_THREAD):
+        if result != _abi.MEP_ERR_THREAD:
             check(result)
         return False
 
@@ -267,14 +270,14 @@ def _wait_for_one(requests: List[Request], part: int) -> Optional[Request]:
             each._record = record
             each._address = _abi.mep_request_t.from_buffer(
                 addresses, place * ctypes.sizeof(_abi.mep_request_t))
-        result = lib.mep_request_waitany(len(requests), addresses, part, ctypes.byref(index),
-                                         record.reference)
+        result = lib.mep_request_waitany(len(requests), addresses, part, ctypes.byref(ctypes.c_int32()),
+                                         ctypes.byref(index), record.reference)
     finally:
         for each, before in zip(requests, own):
             if each._address.value:
                 each._record = before
     if index.value < 0:
-        if result not in (_abi.MEP_IN_PROGRESS, _abi.MEP_ERR_THREAD):
+        if result != _abi.MEP_ERR_THREAD:
             check(result)
         return None
     requests[index.value]._ended(result)

@@ -20,15 +20,11 @@ mep_result_t mep_comm_size(mep_comm_t comm, int32_t* size) {
   return MEP_SUCCESS;
 }
 
-mep_result_t mep_comm_live(mep_comm_t comm, int32_t* live) {
+mep_result_t mep_comm_live_count(mep_comm_t comm, int32_t* live) {
   MEP_TRY(check_comm(comm));
   if (live == nullptr) return null_argument("live");
   *live = static_cast<int32_t>(comm->comm->latest_view()->live.size());
   return MEP_SUCCESS;
-}
-
-mep_result_t mep_comm_live_count(mep_comm_t comm, int32_t* live) {
-  return mep_comm_live(comm, live);
 }
 
 mep_result_t mep_comm_epoch(mep_comm_t comm, uint64_t* epoch) {
@@ -38,10 +34,12 @@ mep_result_t mep_comm_epoch(mep_comm_t comm, uint64_t* epoch) {
   return MEP_SUCCESS;
 }
 
-mep_result_t mep_comm_device(mep_comm_t comm, int32_t* device) {
+mep_result_t mep_comm_device(mep_comm_t comm, mep_device_type_t* type, int32_t* device) {
   MEP_TRY(check_comm(comm));
-  if (device == nullptr) return null_argument("device");
-  *device = comm->backend->device();
+  if (type == nullptr && device == nullptr) return null_argument("type and device");
+  const int32_t number = comm->backend->device();
+  if (type != nullptr) *type = number < 0 ? MEP_DEVICE_HOST : MEP_DEVICE_CUDA;
+  if (device != nullptr) *device = number < 0 ? 0 : number;
   return MEP_SUCCESS;
 }
 
@@ -64,17 +62,6 @@ mep_result_t check_rank(mep_comm_t comm, int32_t rank) {
 }
 
 }  // namespace
-
-mep_result_t mep_comm_transport(mep_comm_t comm, int32_t rank, const char** name) {
-  MEP_TRY(check_comm(comm));
-  if (name == nullptr) return null_argument("name");
-  MEP_TRY(check_rank(comm, rank));
-  return guarded([&]() -> mep_result_t {
-    const mep::Comm& impl = *comm->comm;
-    *name = impl.world().peers().transport_text(impl.slots()[static_cast<size_t>(rank)]);
-    return MEP_SUCCESS;
-  });
-}
 
 mep_result_t mep_comm_last_op(mep_comm_t comm, mep_op_info_t* info) {
   MEP_TRY(check_comm(comm));

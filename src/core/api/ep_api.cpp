@@ -68,26 +68,93 @@ mep_result_t check_buffer(mep_ep_t ep, uint32_t buffer) {
   return fail(MEP_ERR_INVALID_ARGUMENT, "buffer is %u; this EP object has %u", buffer, buffers);
 }
 
-// One half of a call: the caller's struct as this library knows it, or null: not asked for.
-template <typename Struct>
-class Half {
- public:
-  [[nodiscard]] mep_result_t read(const Struct* from, const char* type, uint32_t known_flags) {
-    if (from == nullptr) return MEP_SUCCESS;
-    MEP_TRY(read_sized_struct(from, type, &given_));
-    if ((given_.flags & ~known_flags) != 0) {
-      return fail(MEP_ERR_INVALID_ARGUMENT, "%s.flags is %#x; known are %#x", type, given_.flags,
-                  known_flags);
-    }
-    is_given_ = true;
-    return MEP_SUCCESS;
+// The caller's options as this library knows them; null: all defaults.
+template <typename Options>
+mep_result_t read_options(const Options* given, const char* type, uint32_t known_flags,
+                          Options* out) {
+  *out = {};
+  if (given == nullptr) return MEP_SUCCESS;
+  MEP_TRY(read_sized_struct(given, type, out));
+  if ((out->flags & ~known_flags) != 0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "%s.flags is %#x; known are %#x", type, out->flags,
+                known_flags);
   }
-  const Struct* get() const { return is_given_ ? &given_ : nullptr; }
+  if (out->op_status == nullptr) return MEP_SUCCESS;
+  return check_op_status(out->op_status, out->op_status_bytes, "op_status_bytes");
+}
 
- private:
-  bool is_given_ = false;
-  Struct given_;  // set by read()
+// The plain arguments of a dispatch that sends.
+struct Tokens {
+  const void* x;
+  const void* topk_idx;
+  const float* topk_weights;
+  uint32_t count;
 };
+
+DispatchInput input_of(const Tokens& tokens, const mep_dispatch_options_t& options) {
+  return {.replays = (options.flags & MEP_DISPATCH_REPLAY) != 0,
+          .timeout_ms = options.timeout_ms,
+          .topk_idx_type = options.topk_idx_type,
+          .num_tokens = tokens.count,
+          .x = tokens.x,
+          .x_stride_bytes = options.x_stride_bytes,
+          .x_scales = options.x_scales,
+          .x_scales_stride_bytes = options.x_scales_stride_bytes,
+          .topk_idx = tokens.topk_idx,
+          .topk_weights = tokens.topk_weights};
+}
+
+DispatchOutput output_of(const mep_dispatch_options_t& options) {
+  return {.timeout_ms = options.timeout_ms,
+          .recv_x = options.recv_x,
+          .recv_capacity = options.recv_capacity,
+          .recv_scales = options.recv_scales,
+          .recv_scales_token_stride_bytes = options.recv_scales_token_stride_bytes,
+          .recv_scales_group_stride_bytes = options.recv_scales_group_stride_bytes,
+          .recv_count = options.recv_count,
+          .recv_count_host = options.recv_count_host,
+          .src_info = options.src_info,
+          .layout_range = options.layout_range,
+          .token_range = options.token_range,
+          .recv_topk_idx = options.recv_topk_idx,
+          .recv_topk_weights = options.recv_topk_weights,
+          .recv_total = options.recv_total,
+          .statistics = options.statistics,
+          .op_status = options.op_status,
+          .op_status_bytes = options.op_status_bytes,
+          .wait_ns = options.wait_ns,
+          .statistics_type = options.statistics_type};
+}
+
+// The outputs that a call for the counts looks at.
+DispatchOutput counts_of(const mep_dispatch_options_t& options) {
+  return {.counts_only = true,
+          .timeout_ms = options.timeout_ms,
+          .recv_count = options.recv_count,
+          .recv_count_host = options.recv_count_host,
+          .token_range = options.token_range,
+          .recv_total = options.recv_total};
+}
+
+CombineInput input_of(const void* y, const mep_combine_options_t& options) {
+  return {.timeout_ms = options.timeout_ms, .y = y, .topk_weights = options.topk_weights};
+}
+
+CombineOutput output_of(void* out, const mep_combine_options_t& options) {
+  return {.renormalizes = (options.flags & MEP_COMBINE_RENORMALIZE) != 0,
+          .num_tokens = options.num_tokens,
+          .timeout_ms = options.timeout_ms,
+          .out = out,
+          .out_stride_bytes = options.out_stride_bytes,
+          .weights = options.weights,
+          .bias = options.bias,
+          .op_status = options.op_status,
+          .op_status_bytes = options.op_status_bytes,
+          .topk_weights = options.recv_topk_weights,
+          .wait_ns = options.wait_ns,
+          .token_bias = options.token_bias,
+          .token_bias2 = options.token_bias2};
+}
 
 // Like CallScope, for one buffer: each buffer is a channel of its own.
 class BufferScope {
@@ -195,39 +262,53 @@ mep_result_t call_on_buffer(mep_ep_handle_t handle, CallKind kind, bool sends, C
   });
 }
 
-struct HalfType {
-  const char* name;
-  uint32_t flags;  // that it knows
-};
-
-// Reads both halves and calls with what is given of them.
-template <typename Send, typename Receive, typename Call>
-mep_result_t with_halves(const Send* send, const HalfType& send_type, const Receive* receive,
-                         const HalfType& receive_type, Call&& call) {
-  if (send == nullptr && receive == nullptr) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "send and receive are NULL; give one of them, or both");
-  }
-  Half<Send> sent;
-  Half<Receive> received;
-  MEP_TRY(sent.read(send, send_type.name, send_type.flags));
-  MEP_TRY(received.read(receive, receive_type.name, receive_type.flags));
-  const Receive* const outputs = received.get();
-  if (outputs != nullptr && outputs->op_status != nullptr) {
-    MEP_TRY(check_op_status(outputs->op_status, outputs->op_status_bytes, "op_status_bytes"));
-  }
-  return call(sent.get(), outputs);
+mep_result_t view_of(mep_ep_t ep, uint32_t buffer, mep_ep_view_t* view) {
+  mep_ep_view_t filled;
+  MEP_TRY(read_sized_struct(view, "mep_ep_view_t", &filled));
+  ep->object->buffers().fill_view(buffer, &filled);
+  const EpShape& shape = ep->object->shape();
+  filled.local_experts = shape.local_experts;
+  filled.first_expert = shape.rank * shape.local_experts;
+  filled.rows_per_expert = shape.rows_per_expert();
+  write_sized_struct(filled, view);
+  return MEP_SUCCESS;
 }
 
-// The fields that an early call looks at.
-mep_dispatch_receive_t counts_of(const mep_dispatch_receive_t& given) {
-  mep_dispatch_receive_t counts;
-  mep_dispatch_receive_defaults(&counts);
-  counts.flags = given.flags;
-  counts.recv_count = given.recv_count;
-  counts.recv_count_host = given.recv_count_host;
-  counts.recv_total = given.recv_total;
-  counts.token_range = given.token_range;
-  return counts;
+enum class Part : uint8_t { kWhole, kSend, kCounts, kReceive };
+
+mep_result_t dispatch(mep_ep_handle_t handle, Part part, const Tokens& tokens, mep_ep_view_t* view,
+                      const mep_dispatch_options_t* options, mep_stream_t stream) {
+  const bool sends = part != Part::kReceive;
+  return call_on_buffer(
+      handle, CallKind::kDispatch, sends, [&](EpBuffers& buffers, EpHandle& state) -> mep_result_t {
+        mep_dispatch_options_t given;
+        MEP_TRY(read_options(options, "mep_dispatch_options_t", MEP_DISPATCH_REPLAY, &given));
+        if (given.reserved != 0) {
+          return fail(MEP_ERR_INVALID_ARGUMENT,
+                      "mep_dispatch_options_t.reserved is %#x, it must be 0; "
+                      "mep_dispatch_options_defaults sets it",
+                      given.reserved);
+        }
+        if (view != nullptr) MEP_TRY(view_of(handle->ep, state.buffer, view));
+        const DispatchInput input = input_of(tokens, given);
+        const DispatchOutput output = part == Part::kCounts ? counts_of(given) : output_of(given);
+        return buffers.dispatch(state, sends ? &input : nullptr,
+                                part == Part::kSend ? nullptr : &output, stream);
+      });
+}
+
+mep_result_t combine(mep_ep_handle_t handle, Part part, const void* y, void* out,
+                     const mep_combine_options_t* options, mep_stream_t stream) {
+  const bool sends = part != Part::kReceive;
+  return call_on_buffer(
+      handle, CallKind::kCombine, sends, [&](EpBuffers& buffers, EpHandle& state) -> mep_result_t {
+        mep_combine_options_t given;
+        MEP_TRY(read_options(options, "mep_combine_options_t", MEP_COMBINE_RENORMALIZE, &given));
+        const CombineInput input = input_of(y, given);
+        const CombineOutput output = output_of(out, given);
+        return buffers.combine(state, sends ? &input : nullptr,
+                               part == Part::kSend ? nullptr : &output, stream);
+      });
 }
 
 }  // namespace
@@ -340,11 +421,7 @@ mep_result_t mep_ep_buffer_view(mep_ep_t ep, uint32_t buffer, mep_ep_view_t* vie
   return guarded([&]() -> mep_result_t {
     MEP_TRY(check_ep(ep));
     MEP_TRY(check_buffer(ep, buffer));
-    mep_ep_view_t filled;
-    MEP_TRY(read_sized_struct(view, "mep_ep_view_t", &filled));
-    ep->object->buffers().fill_view(buffer, &filled);
-    write_sized_struct(filled, view);
-    return MEP_SUCCESS;
+    return view_of(ep, buffer, view);
   });
 }
 
@@ -366,38 +443,45 @@ mep_result_t mep_dispatch_layout(mep_comm_t comm, const void* topk_idx, mep_dtyp
   });
 }
 
-mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_send_t* send,
-                          const mep_dispatch_receive_t* receive, mep_stream_t stream) {
-  using namespace mep;
-  return call_on_buffer(handle, CallKind::kDispatch, send != nullptr,
-                        [&](EpBuffers& buffers, EpHandle& state) -> mep_result_t {
-                          return with_halves(
-                              send, {"mep_dispatch_send_t", MEP_DISPATCH_REPLAY}, receive,
-                              {"mep_dispatch_receive_t", MEP_DISPATCH_ROWS_LATER},
-                              [&](const mep_dispatch_send_t* sent,
-                                  const mep_dispatch_receive_t* received) -> mep_result_t {
-                                if (received == nullptr || !is_early(*received)) {
-                                  return buffers.dispatch(state, sent, received, stream);
-                                }
-                                const mep_dispatch_receive_t counts = counts_of(*received);
-                                return buffers.dispatch(state, sent, &counts, stream);
-                              });
-                        });
+mep_result_t mep_dispatch(mep_ep_handle_t handle, const void* x, const void* topk_idx,
+                          const float* topk_weights, uint32_t num_tokens, mep_ep_view_t* view,
+                          const mep_dispatch_options_t* options, mep_stream_t stream) {
+  return mep::dispatch(handle, mep::Part::kWhole, {x, topk_idx, topk_weights, num_tokens}, view,
+                       options, stream);
 }
 
-mep_result_t mep_combine(mep_ep_handle_t handle, const mep_combine_send_t* send,
-                         const mep_combine_receive_t* receive, mep_stream_t stream) {
-  using namespace mep;
-  return call_on_buffer(handle, CallKind::kCombine, send != nullptr,
-                        [&](EpBuffers& buffers, EpHandle& state) -> mep_result_t {
-                          return with_halves(
-                              send, {"mep_combine_send_t", 0}, receive,
-                              {"mep_combine_receive_t", MEP_COMBINE_RENORMALIZE},
-                              [&](const mep_combine_send_t* sent,
-                                  const mep_combine_receive_t* received) -> mep_result_t {
-                                return buffers.combine(state, sent, received, stream);
-                              });
-                        });
+mep_result_t mep_dispatch_send(mep_ep_handle_t handle, const void* x, const void* topk_idx,
+                               const float* topk_weights, uint32_t num_tokens,
+                               const mep_dispatch_options_t* options, mep_stream_t stream) {
+  return mep::dispatch(handle, mep::Part::kSend, {x, topk_idx, topk_weights, num_tokens}, nullptr,
+                       options, stream);
+}
+
+mep_result_t mep_dispatch_counts(mep_ep_handle_t handle, const void* x, const void* topk_idx,
+                                 const float* topk_weights, uint32_t num_tokens,
+                                 const mep_dispatch_options_t* options, mep_stream_t stream) {
+  return mep::dispatch(handle, mep::Part::kCounts, {x, topk_idx, topk_weights, num_tokens}, nullptr,
+                       options, stream);
+}
+
+mep_result_t mep_dispatch_receive(mep_ep_handle_t handle, mep_ep_view_t* view,
+                                  const mep_dispatch_options_t* options, mep_stream_t stream) {
+  return mep::dispatch(handle, mep::Part::kReceive, {}, view, options, stream);
+}
+
+mep_result_t mep_combine(mep_ep_handle_t handle, const void* y, void* out,
+                         const mep_combine_options_t* options, mep_stream_t stream) {
+  return mep::combine(handle, mep::Part::kWhole, y, out, options, stream);
+}
+
+mep_result_t mep_combine_send(mep_ep_handle_t handle, const void* y,
+                              const mep_combine_options_t* options, mep_stream_t stream) {
+  return mep::combine(handle, mep::Part::kSend, y, nullptr, options, stream);
+}
+
+mep_result_t mep_combine_receive(mep_ep_handle_t handle, void* out,
+                                 const mep_combine_options_t* options, mep_stream_t stream) {
+  return mep::combine(handle, mep::Part::kReceive, nullptr, out, options, stream);
 }
 
 mep_result_t mep_ep_last_op(mep_ep_t ep, uint32_t buffer, mep_op_info_t* info) {

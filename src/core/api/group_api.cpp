@@ -54,8 +54,9 @@ mep_result_t end_group() {
   for (mep_request_t each = own_group.first; each != nullptr; each = each->behind_in_group) {
     requests.push_back(each);
   }
-  const mep_result_t result = mep_request_waitall(static_cast<int32_t>(requests.size()),
-                                                  requests.data(), MEP_FOREVER, nullptr);
+  const mep_result_t result =
+      mep_request_waitall(static_cast<int32_t>(requests.size()), requests.data(),
+                          MEP_TIMEOUT_DEFAULT, nullptr, nullptr);
   own_group.first = nullptr;
   own_group.last = nullptr;
   for (mep_request_t each : requests) {

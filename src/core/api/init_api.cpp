@@ -24,11 +24,11 @@ std::vector<uint32_t> first_slots(int32_t count) {
 // the config asks for no GPU.
 mep_result_t choose_places(const mep_comm_config_t& config, uint64_t local_rank, size_t count,
                            std::vector<GpuPlace>* places) {
-  if ((config.flags & MEP_COMM_SET_DEVICE) == 0) return MEP_SUCCESS;
+  if (config.device_type == MEP_DEVICE_HOST) return MEP_SUCCESS;
   std::map<int32_t, uint32_t> ranks_of;
   for (size_t i = 0; i < count; ++i) {
     GpuPlace& place = places->emplace_back();
-    MEP_TRY(choose_device(config.device, local_rank + i, &place.device));
+    MEP_TRY(choose_device(config, local_rank + i, &place.device));
     ++ranks_of[place.device];
   }
   uint32_t most = 0;
@@ -143,7 +143,7 @@ mep_result_t read_comm_config(const mep_comm_config_t* config, mep_comm_config_t
 mep_result_t choose_own_place(const mep_comm_config_t& config, int32_t rank,
                               std::vector<GpuPlace>* places) {
   auto local_rank = static_cast<uint64_t>(rank);
-  if ((config.flags & MEP_COMM_SET_DEVICE) != 0 && config.device == MEP_DEVICE_BY_RANK) {
+  if (config.device_type == MEP_DEVICE_CUDA_BY_RANK) {
     MEP_TRY(find_local_rank(&local_rank));
   }
   return choose_places(config, local_rank, 1, places);

@@ -151,8 +151,7 @@ mep_result_t attach_object(std::span<const std::byte> object, const Deadline& de
   switch (static_cast<ObjectKind>(object[0])) {
     case ObjectKind::kGpu: {
       if (places.empty()) {
-        return fail(MEP_ERR_MISMATCH,
-                    "comm %s is on GPUs: give config.device and MEP_COMM_SET_DEVICE",
+        return fail(MEP_ERR_MISMATCH, "comm %s is on GPUs: give config.device_type",
                     comm.name().c_str());
       }
       std::unique_ptr<GpuBackend> gpu;
@@ -188,8 +187,7 @@ mep_result_t make_comms(const Welcome& welcome, const Deadline& deadline, Enteri
     }
     if (Comm::is_spanning(description.id) && !entering->places.empty() &&
         handle->backend->gpu_backend() == nullptr) {
-      return fail(MEP_ERR_MISMATCH,
-                  "comm %s is on host memory: leave out config.device and MEP_COMM_SET_DEVICE",
+      return fail(MEP_ERR_MISMATCH, "comm %s is on host memory: leave out config.device_type",
                   comm.name().c_str());
     }
     entering->comms.push_back(std::move(handle));

@@ -26,7 +26,7 @@ const GpuPlace* gpu_place(mep_comm_t comm);
 // The caller's config, read once and no further than its struct_size.
 [[nodiscard]] mep_result_t read_comm_config(const mep_comm_config_t* config,
                                             mep_comm_config_t* given);
-// The GPU of this process's rank, by its config; none if that asks for none. MEP_DEVICE_BY_RANK counts by the rank's
+// The GPU of this process's rank, by its config; none if that asks for none. MEP_DEVICE_CUDA_BY_RANK counts by the rank's
 // number on this host, or by its rank if neither MEP_LOCAL_RANK nor a launcher tells that number.
 [[nodiscard]] mep_result_t choose_own_place(const mep_comm_config_t& config, int32_t rank,
                                             std::vector<GpuPlace>* places);

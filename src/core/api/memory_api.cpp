@@ -5,6 +5,8 @@
 namespace mep {
 namespace {
 
+constexpr size_t kMostAlignment = 4096;  // of pages, which all memory is made of
+
 // kept: null, or what holds the memory from then on.
 mep_result_t free_memory(mep_comm_t comm, void* memory, std::shared_ptr<const void>* kept) {
   World& world = comm->comm->world();
@@ -34,12 +36,18 @@ mep_result_t in_call(mep_comm_t comm, const void* memory, Work&& work) {
 }  // namespace
 }  // namespace mep
 
-mep_result_t mep_mem_alloc(mep_comm_t comm, size_t bytes, void** memory) {
+mep_result_t mep_mem_alloc(mep_comm_t comm, size_t bytes, uint32_t flags, size_t alignment,
+                           void** memory) {
   using namespace mep;
   if (memory == nullptr) return null_argument("memory");
   *memory = nullptr;
   MEP_TRY(check_comm(comm));
   if (bytes == 0) return fail(MEP_ERR_INVALID_ARGUMENT, "bytes is 0");
+  if (flags != 0) return fail(MEP_ERR_INVALID_ARGUMENT, "flags is %#x; none are known", flags);
+  if (alignment > kMostAlignment || (alignment & (alignment - 1)) != 0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "alignment is %zu; give 0 or a power of two up to %zu",
+                alignment, kMostAlignment);
+  }
   return guarded([&]() -> mep_result_t {
     GpuBackend* const gpu = comm->backend->gpu_backend();
     if (gpu != nullptr) {

@@ -146,10 +146,10 @@ class MessageRequest final : public mep_request {
   void tell() override {
     if (!operation_.is_send) mep::tell(operation_, told_);
   }
-  mep_result_t cancel() override {
+  mep_result_t cancel(bool* cancelled) override {
     if (operation_.is_send) return fail(MEP_ERR_UNSUPPORTED, "only a receive can be cancelled");
-    if (messages().withdraw_receive(&operation_)) return MEP_SUCCESS;
-    return MEP_IN_PROGRESS;
+    *cancelled = messages().withdraw_receive(&operation_);
+    return MEP_SUCCESS;
   }
   mep_result_t describe(mep_op_info_t* info) const override {
     return messages().describe(operation_, info);

@@ -1,4 +1,6 @@
 // mep_comm_query: the values in force on a comm, and how its ranks are reached.
+#include <algorithm>
+
 #include "core/api/api_guard.hpp"
 #include "core/comm/gpu_backend.hpp"
 #include "protocol/message_cells.hpp"
@@ -39,13 +41,12 @@ void fill_limits(mep_comm_t comm, mep_comm_info_t* info) {
 
 void fill_config(const Comm& impl, mep_comm_info_t* info) {
   const ResolvedConfig& config = impl.world().config();
-  info->flags = config.flags & ~uint32_t{MEP_COMM_SET_RANK | MEP_COMM_SET_DEVICE};
+  info->flags = config.flags & ~uint32_t{MEP_COMM_SET_RANK};
   info->max_size = static_cast<int32_t>(impl.world().max_slots());
   info->quorum = config.quorum;
   info->timeout_ms = impl.timeout_ms();
   info->heartbeat_ms = config.heartbeat_ms;
   info->suspect_ms = config.suspect_ms;
-  info->in_place_restore_bytes = config.in_place_restore_bytes;
 }
 
 mep_result_t query(mep_comm_t comm, mep_comm_info_t* info) {
@@ -55,22 +56,26 @@ mep_result_t query(mep_comm_t comm, mep_comm_info_t* info) {
   filled.struct_size = read.struct_size;
   filled.capacity = read.capacity;
   filled.reach = read.reach;
+  filled.transports = read.transports;
   const Comm& impl = *comm->comm;
   const auto view = impl.latest_view();
   filled.rank = static_cast<int32_t>(impl.rank());
   filled.size = static_cast<int32_t>(impl.size());
   filled.live = static_cast<int32_t>(view->live.size());
-  filled.device = comm->backend->device();
+  MEP_TRY(mep_comm_device(comm, &filled.device_type, &filled.device));
   fill_config(impl, &filled);
   fill_limits(comm, &filled);
-  for (uint32_t rank = 0; filled.reach != nullptr && rank < impl.size() && rank < filled.capacity;
-       ++rank) {
-    filled.reach[rank] = reach_of(comm, *view, rank);
+  for (uint32_t rank = 0; rank < std::min(impl.size(), filled.capacity); ++rank) {
+    if (filled.reach != nullptr) filled.reach[rank] = reach_of(comm, *view, rank);
+    if (filled.transports != nullptr) {
+      filled.transports[rank] = impl.world().peers().transport_text(impl.slots()[rank]);
+    }
   }
   write_sized_struct(filled, info);
-  if (filled.reach == nullptr || filled.capacity >= impl.size()) return MEP_SUCCESS;
-  return fail(MEP_ERR_CAPACITY, "reach holds %u entries, the communicator has %u ranks",
-              filled.capacity, impl.size());
+  const bool has_array = filled.reach != nullptr || filled.transports != nullptr;
+  if (!has_array || filled.capacity >= impl.size()) return MEP_SUCCESS;
+  return fail(MEP_ERR_CAPACITY, "capacity is %u, the communicator has %u ranks", filled.capacity,
+              impl.size());
 }
 
 }  // namespace

@@ -153,7 +153,7 @@ mep_result_t agree_on_gpus(Comm& grown, bool has_gpu) {
   uint8_t any[] = {0, 0};
   MEP_TRY(grown.run(Collective::k_allreduce, {mine, any, 2, MEP_UINT8, MEP_MAX, 0}));
   if (any[0] == 0 || any[1] == 0) return MEP_SUCCESS;
-  return fail(MEP_ERR_MISMATCH, "some ranks have MEP_COMM_SET_DEVICE and others have not");
+  return fail(MEP_ERR_MISMATCH, "some ranks have a GPU in config.device_type and others have not");
 }
 
 }  // namespace

@@ -50,7 +50,7 @@ class CollectiveRequest final : public mep_request {
   Deadline deadline() const override { return state_.deadline; }
   mep_result_t result() const override { return operation_.result; }
   const char* text() const override { return operation_.finished ? state_.text : nullptr; }
-  mep_result_t cancel() override {
+  mep_result_t cancel(bool*) override {
     return fail(MEP_ERR_UNSUPPORTED, "only a receive can be cancelled");
   }
   mep_result_t describe(mep_op_info_t* info) const override {
@@ -103,7 +103,7 @@ class StreamRequest final : public mep_request {
     (void)snprintf(text_, sizeof text_, "%s on a stream ended with %s; ranks missing: %d", name_,
                    mep_result_string(result()), ranks);
   }
-  mep_result_t cancel() override {
+  mep_result_t cancel(bool*) override {
     return fail(MEP_ERR_UNSUPPORTED, "only a receive can be cancelled");
   }
   mep_result_t describe(mep_op_info_t* info) const override {
@@ -360,7 +360,7 @@ void wait_for_some(std::span<mep_request_t const> requests, size_t wanted, const
 }
 
 Deadline deadline_of(uint32_t timeout_ms) {
-  return timeout_ms == MEP_FOREVER ? Deadline::never() : Deadline::after_ms(timeout_ms);
+  return timeout_ms == MEP_TIMEOUT_DEFAULT ? Deadline::never() : Deadline::after_ms(timeout_ms);
 }
 
 mep_result_t check_requests(int32_t count, const mep_request_t* requests) {
@@ -369,11 +369,22 @@ mep_result_t check_requests(int32_t count, const mep_request_t* requests) {
   return MEP_SUCCESS;
 }
 
-// Frees those that are done, and returns the first error in their order, else MEP_IN_PROGRESS if one goes on.
-mep_result_t finish_all(std::span<mep_request_t> requests, mep_result_t* results) {
+// Sets *done to 0. Where the wait has no time of its own the caller need not give it: *done is `unread` then.
+mep_result_t check_done(uint32_t timeout_ms, int32_t** done, int32_t* unread) {
+  if (*done == nullptr) {
+    if (timeout_ms != MEP_TIMEOUT_DEFAULT) return null_argument("done");
+    *done = unread;
+  }
+  **done = 0;
+  return MEP_SUCCESS;
+}
+
+// Frees those that are done, and returns the first error in their order. *done: whether none goes on.
+mep_result_t finish_all(std::span<mep_request_t> requests, int32_t* done, mep_result_t* results) {
   mep_result_t all = MEP_SUCCESS;
   char text[kErrorTextBytes];
   size_t place = 0;
+  *done = 1;
   for (mep_request_t& each : requests) {
     mep_result_t result = MEP_SUCCESS;
     if (each != nullptr) result = each->done ? finish(&each, nullptr) : MEP_IN_PROGRESS;
@@ -381,7 +392,7 @@ mep_result_t finish_all(std::span<mep_request_t> requests, mep_result_t* results
       all = result;
       std::snprintf(text, sizeof text, "%s", last_error_text());
     }
-    if (result == MEP_IN_PROGRESS && all == MEP_SUCCESS) all = result;
+    if (result == MEP_IN_PROGRESS) *done = 0;
     if (results != nullptr) results[place] = result;
     ++place;
   }
@@ -392,8 +403,11 @@ mep_result_t finish_all(std::span<mep_request_t> requests, mep_result_t* results
 }  // namespace
 }  // namespace mep
 
-mep_result_t mep_request_wait(mep_request_t* request, uint32_t timeout_ms, mep_op_info_t* info) {
+mep_result_t mep_request_wait(mep_request_t* request, uint32_t timeout_ms, int32_t* done,
+                              mep_op_info_t* info) {
   using namespace mep;
+  int32_t unread = 0;
+  MEP_TRY(check_done(timeout_ms, &done, &unread));
   if (request == nullptr) return null_argument("request");
   MEP_TRY(check_request(*request));
   MEP_TRY(check_info(info, **request));
@@ -402,7 +416,7 @@ mep_result_t mep_request_wait(mep_request_t* request, uint32_t timeout_ms, mep_o
     const CallScope scope(waited.comm);
     MEP_TRY(scope.check());
     const Deadline due = waited.deadline();
-    const Deadline own = timeout_ms == MEP_FOREVER ? due : Deadline::after_ms(timeout_ms);
+    const Deadline own = timeout_ms == MEP_TIMEOUT_DEFAULT ? due : Deadline::after_ms(timeout_ms);
     const bool until_timeout = own.at_ns() >= due.at_ns();
     World& world = waited.comm->comm->world();
     if (!waited.done) {
@@ -413,8 +427,9 @@ mep_result_t mep_request_wait(mep_request_t* request, uint32_t timeout_ms, mep_o
       waited.end_overdue();
       waited.done = true;
     }
-    if (waited.done) return finish(request, info);
-    return MEP_IN_PROGRESS;
+    if (!waited.done) return MEP_SUCCESS;
+    *done = 1;
+    return finish(request, info);
   });
 }
 
@@ -444,8 +459,10 @@ mep_result_t mep_request_test(mep_request_t* request, int32_t* done, mep_op_info
 }
 
 mep_result_t mep_request_waitall(int32_t count, mep_request_t* requests, uint32_t timeout_ms,
-                                 mep_result_t* results) {
+                                 int32_t* done, mep_result_t* results) {
   using namespace mep;
+  int32_t unread = 0;
+  MEP_TRY(check_done(timeout_ms, &done, &unread));
   MEP_TRY(check_requests(count, requests));
   return guarded([&]() -> mep_result_t {
     const std::span<mep_request_t> all(requests, static_cast<size_t>(count));
@@ -461,19 +478,24 @@ mep_result_t mep_request_waitall(int32_t count, mep_request_t* requests, uint32_
     } else {
       wait_for_some(all, wanted, own, [&] { return look_at_all(all) >= wanted; });
     }
-    return finish_all(all, results);
+    return finish_all(all, done, results);
   });
 }
 
 mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests, uint32_t timeout_ms,
-                                 int32_t* index, mep_op_info_t* info) {
+                                 int32_t* done, int32_t* index, mep_op_info_t* info) {
   using namespace mep;
+  int32_t unread = 0;
+  MEP_TRY(check_done(timeout_ms, &done, &unread));
   if (index == nullptr) return null_argument("index");
   *index = -1;
   MEP_TRY(check_requests(count, requests));
   return guarded([&]() -> mep_result_t {
     const std::span<mep_request_t> all(requests, static_cast<size_t>(count));
-    if (std::count(all.begin(), all.end(), nullptr) == count) return MEP_SUCCESS;
+    if (std::count(all.begin(), all.end(), nullptr) == count) {
+      *done = 1;
+      return MEP_SUCCESS;
+    }
     CallScopes scopes;
     MEP_TRY(scopes.enter(all));
     MEP_TRY(check_distinct(all));
@@ -481,22 +503,28 @@ mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests, uint32_
       if (each != nullptr) MEP_TRY(check_info(info, *each));
     }
     wait_for_some(all, 1, deadline_of(timeout_ms), [&] { return look_at_all(all) >= 1; });
-    const auto done = std::find_if(
+    const auto first = std::find_if(
         all.begin(), all.end(), [](mep_request_t each) { return each != nullptr && each->done; });
-    if (done == all.end()) return MEP_IN_PROGRESS;
-    *index = static_cast<int32_t>(done - all.begin());
-    return finish(&*done, info);
+    if (first == all.end()) return MEP_SUCCESS;
+    *done = 1;
+    *index = static_cast<int32_t>(first - all.begin());
+    return finish(&*first, info);
   });
 }
 
-mep_result_t mep_request_cancel(mep_request_t* request) {
+mep_result_t mep_request_cancel(mep_request_t* request, int32_t* cancelled) {
   using namespace mep;
   if (request == nullptr) return null_argument("request");
+  if (cancelled == nullptr) return null_argument("cancelled");
+  *cancelled = 0;
   MEP_TRY(check_request(*request));
   return guarded([&]() -> mep_result_t {
     const CallScope scope((*request)->comm);
     MEP_TRY(scope.check());
-    MEP_TRY((*request)->cancel());
+    bool withdrawn = false;
+    MEP_TRY((*request)->cancel(&withdrawn));
+    if (!withdrawn) return MEP_SUCCESS;
+    *cancelled = 1;
     (*request)->release();
     *request = nullptr;
     return MEP_SUCCESS;

@@ -26,7 +26,7 @@ struct mep_request {
   // It is about to be freed: what the caller is told beside the result.
   virtual void tell() {}
   // True: it is withdrawn as if it had never been.
-  [[nodiscard]] virtual mep_result_t cancel() = 0;
+  [[nodiscard]] virtual mep_result_t cancel(bool* cancelled) = 0;
 
   [[nodiscard]] virtual mep_result_t describe(mep_op_info_t* info) const = 0;
   virtual void set_event(int event) = 0;

@@ -30,13 +30,13 @@ struct ResolvedConfig {
   uint32_t quorum = MEP_QUORUM_MAJORITY;
   uint32_t heartbeat_ms = membership::Config{}.heartbeat_interval_us / 1000;
   uint32_t suspect_ms = membership::Config{}.accuse_after_us / 1000;
-  uint32_t in_place_restore_bytes = 65536;
   uint32_t num_sms = 0;  // 0: no limit
   std::string job;
   std::string rendezvous;
   std::string no_rendezvous;  // why the launcher's variables name none though ranks are elsewhere
   std::vector<std::string> transports;  // preference; empty: all
   std::string secret_file;
+  bool maps = true;             // windows of peers; else puts and signals alone
   bool reads_memory = true;     // of other processes of the host, and they of this one
   bool allow_insecure = false;  // several hosts without a secret
   std::string metrics_file;     // pattern of a path, see rank_path(); empty: none

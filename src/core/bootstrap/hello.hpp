@@ -29,7 +29,7 @@
 
 namespace mep {
 
-constexpr uint32_t kProtocolVersion = 3;
+constexpr uint32_t kProtocolVersion = 4;
 constexpr size_t kMaxJobBytes = 255;
 constexpr size_t kMaxOfferBytes = 4096;  // of the transports' addresses
 constexpr size_t kMaxAbortTextBytes = 900;

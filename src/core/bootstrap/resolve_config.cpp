@@ -19,30 +19,41 @@
 namespace mep {
 namespace {
 
-constexpr uint32_t kKnownFlags = MEP_COMM_SET_RANK | MEP_COMM_SET_DEVICE | MEP_COMM_PUT_ONLY |
-                                 MEP_COMM_PARTIAL | MEP_COMM_UNIFORM | MEP_COMM_AUTO_RECOVER |
-                                 MEP_COMM_KILL_STOPPED | MEP_COMM_PROGRESS_THREAD;
+constexpr uint32_t kKnownFlags = MEP_COMM_SET_RANK | MEP_COMM_PARTIAL | MEP_COMM_UNIFORM |
+                                 MEP_COMM_AUTO_RECOVER | MEP_COMM_PROGRESS_THREAD;
 constexpr size_t kMaxTextBytes = 4096;
+
+[[nodiscard]] mep_result_t check_device(const mep_comm_config_t& config) {
+  switch (config.device_type) {
+    case MEP_DEVICE_HOST:
+    case MEP_DEVICE_CUDA_BY_RANK:
+      if (config.device == 0) break;
+      return fail(MEP_ERR_INVALID_ARGUMENT,
+                  "config.device is %d but config.device_type is not MEP_DEVICE_CUDA",
+                  config.device);
+    case MEP_DEVICE_CUDA:
+      if (config.device >= 0) break;
+      return fail(MEP_ERR_INVALID_ARGUMENT, "config.device is %d, it must be the number of a GPU",
+                  config.device);
+    default:
+      return fail(MEP_ERR_UNSUPPORTED,
+                  "config.device_type is %u; known are MEP_DEVICE_HOST, MEP_DEVICE_CUDA and "
+                  "MEP_DEVICE_CUDA_BY_RANK",
+                  config.device_type);
+  }
+  if (config.device_type != MEP_DEVICE_HOST && (config.flags & MEP_COMM_AUTO_RECOVER) != 0) {
+    return fail(MEP_ERR_UNSUPPORTED,
+                "MEP_COMM_AUTO_RECOVER on a device is not built yet: call mep_recover_ranks");
+  }
+  return MEP_SUCCESS;
+}
 
 [[nodiscard]] mep_result_t check_fields(const mep_comm_config_t& config) {
   if ((config.flags & ~kKnownFlags) != 0) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "config.flags 0x%x has unknown bits 0x%x", config.flags,
                 config.flags & ~kKnownFlags);
   }
-  if ((config.flags & MEP_COMM_SET_DEVICE) != 0) {
-    if (config.device < 0 && config.device != MEP_DEVICE_BY_RANK) {
-      return fail(MEP_ERR_INVALID_ARGUMENT,
-                  "config.device is %d, it must be the number of a GPU or MEP_DEVICE_BY_RANK",
-                  config.device);
-    }
-    if ((config.flags & MEP_COMM_AUTO_RECOVER) != 0) {
-      return fail(MEP_ERR_UNSUPPORTED,
-                  "MEP_COMM_AUTO_RECOVER on a device is not built yet: call mep_recover_ranks");
-    }
-  } else if (config.device != 0) {
-    return fail(MEP_ERR_INVALID_ARGUMENT,
-                "config.device is %d but config.flags lacks MEP_COMM_SET_DEVICE", config.device);
-  }
+  MEP_TRY(check_device(config));
   if (config.rank != 0 && (config.flags & MEP_COMM_SET_RANK) == 0) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "config.rank is %d but config.flags lacks MEP_COMM_SET_RANK", config.rank);
@@ -284,10 +295,8 @@ constexpr size_t kMaxTextBytes = 4096;
   std::string transports;
   MEP_TRY(pick_text(config.transports, "MEP_TRANSPORTS", &transports));
   MEP_TRY(split_transports(transports, &out->transports));
-  bool may_map = true;
   bool is_set = false;
-  MEP_TRY(env_bool("MEP_MAP", &may_map, &is_set));
-  if (!may_map) out->flags |= MEP_COMM_PUT_ONLY;
+  MEP_TRY(env_bool("MEP_MAP", &out->maps, &is_set));
   MEP_TRY(env_bool("MEP_ONE_COPY", &out->reads_memory, &is_set));
   return MEP_SUCCESS;
 }
@@ -344,9 +353,6 @@ mep_result_t resolve_config(const mep_comm_config_t* given, ResolvedConfig* out,
   if (use != ConfigUse::kThreads) MEP_TRY(resolve_across_hosts(config, launcher, &resolved));
   MEP_TRY(resolve_witness(&resolved));
   MEP_TRY(resolve_times(config, &resolved));
-  if (config.in_place_restore_bytes != 0) {
-    resolved.in_place_restore_bytes = config.in_place_restore_bytes;
-  }
   MEP_TRY(pick_number(config.num_sms, "MEP_NUM_SMS", &resolved.num_sms));
   MEP_TRY(resolve_ways(config, &resolved));
   MEP_TRY(resolve_progress(&resolved));

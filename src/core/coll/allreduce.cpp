@@ -170,10 +170,9 @@ Step step_chunks(Collectives& comm, Operation& operation) {
 }
 
 // An operation that fits into an eager slot in every epoch writes its result only when nothing can fail any more.
-mep_result_t prepare(const Collectives& comm, Operation& operation) {
+mep_result_t prepare(const Collectives&, Operation& operation) {
   if (operation.bytes <= EagerRing::kMappedPayloadBytes ||
-      operation.args.send != operation.args.receive ||
-      operation.bytes > comm.world().config().in_place_restore_bytes) {
+      operation.args.send != operation.args.receive || operation.bytes > kMostRestoredBytes) {
     return MEP_SUCCESS;
   }
   const auto* input = static_cast<const std::byte*>(operation.args.send);

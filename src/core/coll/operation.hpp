@@ -22,6 +22,9 @@ namespace mep {
 class Collectives;
 struct Operation;
 
+// Up to that many bytes an in-place input is saved, and restored after a failure.
+inline constexpr size_t kMostRestoredBytes = 65536;
+
 // Which function of the ABI an operation belongs to: its own, or one that is made of operations.
 enum class CallPurpose : uint8_t { kCall, kSplit, kShrink, kAgree, kEp };
 
@@ -117,7 +120,7 @@ struct Operation : OperationState<Operation>, StepState {
   bool unwritable = false;  // the receive buffer: this rank alone fails, and lets the others go on
   bool holds_result = false;        // all data is here; only the others' last signals are missing
   RequestState* request = nullptr;  // of the nonblocking forms
-  std::vector<std::byte> saved_input;      // of an in-place operation, see in_place_restore_bytes
+  std::vector<std::byte> saved_input;      // of an in-place operation of at most kMostRestoredBytes
   std::unique_ptr<CountedBlocks> counted;  // of one whose blocks have a length each
 };
 

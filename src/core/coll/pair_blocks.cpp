@@ -344,7 +344,7 @@ mep_result_t prepare_pair_blocks(const Collectives& comm, Operation& operation) 
 mep_result_t save_pair_block_input(const Collectives& comm, Operation& operation) {
   const size_t bytes = block_gotten(operation, comm.rank()).bytes;
   if (!type_of(operation).takes_op || bytes == 0 || !is_in_place(comm, operation) ||
-      bytes > comm.world().config().in_place_restore_bytes) {
+      bytes > kMostRestoredBytes) {
     return MEP_SUCCESS;
   }
   const std::byte* input = place_of_given(operation, comm.rank());

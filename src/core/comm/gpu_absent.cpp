@@ -8,11 +8,11 @@ namespace mep {
 
 mep_result_t check_device(int32_t) {
   return fail(MEP_ERR_UNSUPPORTED,
-              "this library was built without CUDA: leave out MEP_COMM_SET_DEVICE");
+              "this library was built without CUDA: leave out config.device_type");
 }
 
-mep_result_t choose_device(int32_t wanted, uint64_t, int32_t*) {
-  return check_device(wanted);
+mep_result_t choose_device(const mep_comm_config_t& config, uint64_t, int32_t*) {
+  return check_device(config.device);
 }
 
 mep_result_t make_gpu_backend(Comm&, const GpuPlace& place, std::span<const GpuPlace>,

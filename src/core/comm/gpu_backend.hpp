@@ -156,7 +156,8 @@ class GpuBackend : public Backend {
                                             std::unique_ptr<GpuBackend>* out);
 // Whether a GPU of that number can be used here; before anything is made.
 [[nodiscard]] mep_result_t check_device(int32_t device);
-// The GPU that a config means: `wanted`, or with MEP_DEVICE_BY_RANK the one for that local rank. Checked.
-[[nodiscard]] mep_result_t choose_device(int32_t wanted, uint64_t local_rank, int32_t* device);
+// The GPU that a config means, with MEP_DEVICE_CUDA_BY_RANK the one for that local rank. Checked.
+[[nodiscard]] mep_result_t choose_device(const mep_comm_config_t& config, uint64_t local_rank,
+                                         int32_t* device);
 
 }  // namespace mep

@@ -14,19 +14,20 @@ mep_result_t check_optional(int32_t device, const void* memory, const char* name
   return memory == nullptr ? mep_result_t{MEP_SUCCESS} : check_pointer(device, memory, name);
 }
 
+mep_result_t check_no_timeout(uint32_t timeout_ms) {
+  if (timeout_ms == 0) return MEP_SUCCESS;
+  return fail(MEP_ERR_UNSUPPORTED,
+              "timeout_ms of a call is for host communicators; on a GPU set that of "
+              "mep_ep_config_t, or mep_comm_set_timeout");
+}
+
 // Fields of both receiving structs that kernels do not carry.
 template <class Receive>
 mep_result_t check_host_fields(const Receive& receive) {
-  if (receive.timeout_ms != 0) {
-    return fail(MEP_ERR_UNSUPPORTED,
-                "timeout_ms of a call is for host communicators; on a GPU set that of "
-                "mep_ep_config_t, or mep_comm_set_timeout");
-  }
-  if (receive.wait_ns != nullptr) {
-    return fail(MEP_ERR_UNSUPPORTED,
-                "wait_ns is for host communicators; kernels do not measure it, give NULL");
-  }
-  return MEP_SUCCESS;
+  MEP_TRY(check_no_timeout(receive.timeout_ms));
+  if (receive.wait_ns == nullptr) return MEP_SUCCESS;
+  return fail(MEP_ERR_UNSUPPORTED,
+              "wait_ns is for host communicators; kernels do not measure it, give NULL");
 }
 
 // A GPU writes a range as one word.
@@ -38,22 +39,22 @@ mep_result_t check_ranges(const mep_range_t* ranges, const char* name) {
 }  // namespace
 
 mep_result_t EpCallState::busy() const {
+  const char* const what = stage == EpStage::kDispatching ? "dispatch" : "combine";
   return fail(MEP_ERR_BUSY,
-              "the buffer's last %s was not received: receive it first, by a call with its handle "
-              "and send NULL",
-              stage == EpStage::kDispatching ? "dispatch" : "combine");
+              "the buffer's last %s was not received: call mep_%s_receive with its handle first",
+              what, what);
 }
 
-void EpCallState::note_dispatch(EpHandle& handle, const mep_dispatch_send_t* send,
-                                const mep_dispatch_receive_t* receive) {
+void EpCallState::note_dispatch(EpHandle& handle, const DispatchInput* send,
+                                const DispatchOutput* receive) {
   if (send != nullptr) handle.tokens = send->num_tokens;
   current = &handle;
-  const bool has_rows = receive != nullptr && !is_early(*receive);
+  const bool has_rows = receive != nullptr && !receive->counts_only;
   stage = has_rows ? EpStage::kReceived : EpStage::kDispatching;
   if (has_rows) has_status = receive->op_status == nullptr;
 }
 
-void EpCallState::note_combine(const mep_combine_receive_t* receive) {
+void EpCallState::note_combine(const CombineOutput* receive) {
   stage = receive != nullptr ? EpStage::kIdle : EpStage::kCombining;
   if (receive == nullptr) return;
   current = nullptr;
@@ -62,8 +63,7 @@ void EpCallState::note_combine(const mep_combine_receive_t* receive) {
 
 mep_result_t check_dispatch_call(int32_t device, const EpShape& shape, const EpCallState& state,
                                  const EpHandle& handle, const mep_ep_view_t& view,
-                                 const mep_dispatch_send_t* send,
-                                 const mep_dispatch_receive_t* receive) {
+                                 const DispatchInput* send, const DispatchOutput* receive) {
   if (receive != nullptr) {
     MEP_TRY(check_dispatch_output(shape, view, send, *receive));
     MEP_TRY(check_host_fields(*receive));
@@ -95,24 +95,24 @@ mep_result_t check_dispatch_call(int32_t device, const EpShape& shape, const EpC
   if (send == nullptr) {
     if (state.stage == EpStage::kDispatching && state.current == &handle) return MEP_SUCCESS;
     return fail(MEP_ERR_INVALID_ARGUMENT,
-                "send is NULL, and there is no dispatch of this handle to receive; send one first");
+                "there is no dispatch of this handle to receive; send one first");
   }
+  MEP_TRY(check_no_timeout(send->timeout_ms));
   MEP_TRY(check_dispatch_input(shape, *send));
   if (send->num_tokens == 0) return MEP_SUCCESS;
   MEP_TRY(check_pointer(device, send->x, "x"));
   MEP_TRY(check_optional(device, send->x_scales, "x_scales"));
-  if (is_replay(*send)) return MEP_SUCCESS;
+  if (send->replays) return MEP_SUCCESS;
   MEP_TRY(check_pointer(device, send->topk_idx, "topk_idx"));
   return check_optional(device, send->topk_weights, "topk_weights");
 }
 
 mep_result_t check_combine_call(int32_t device, const EpShape& shape, const EpCallState& state,
                                 const EpHandle& handle, const mep_ep_view_t& view,
-                                const mep_combine_send_t* send,
-                                const mep_combine_receive_t* receive) {
+                                const CombineInput* send, const CombineOutput* receive) {
   if (send == nullptr && (state.stage != EpStage::kCombining || state.current != &handle)) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
-                "send is NULL, and there is no combine of this handle to receive; send one first");
+                "there is no combine of this handle to receive; send one first");
   }
   if (send != nullptr && state.current != &handle) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
@@ -125,6 +125,7 @@ mep_result_t check_combine_call(int32_t device, const EpShape& shape, const EpCa
   }
   MEP_TRY(check_combine_halves(shape, send != nullptr, receive != nullptr));
   if (send != nullptr) {
+    MEP_TRY(check_no_timeout(send->timeout_ms));
     MEP_TRY(check_combine_input(shape, *send));
     MEP_TRY(check_pointer(device, send->y, "y"));
     MEP_TRY(check_optional(device, send->topk_weights, "topk_weights"));
@@ -141,7 +142,7 @@ mep_result_t check_combine_call(int32_t device, const EpShape& shape, const EpCa
   MEP_TRY(check_optional(device, receive->token_bias, "token_bias"));
   MEP_TRY(check_optional(device, receive->token_bias2, "token_bias2"));
   MEP_TRY(check_optional(device, receive->out, "out"));
-  MEP_TRY(check_optional(device, receive->topk_weights, "topk_weights"));
+  MEP_TRY(check_optional(device, receive->topk_weights, "recv_topk_weights"));
   return check_optional(device, receive->op_status, "op_status");
 }
 

@@ -8,6 +8,7 @@
 #include "core/ep/ep_buffers.hpp"
 #include "kernels/cuda/device/op_status.hpp"
 #include "kernels/cuda/ep/dispatch_layout.hpp"
+#include "protocol/ep_call.hpp"
 
 namespace mep {
 
@@ -19,14 +20,13 @@ struct EpCallState {
   const EpHandle* current = nullptr;  // whose dispatch the buffer holds
   bool has_status = false;            // the last that was received left its status with the library
   // An early call's input, whose rows are sent when they are received.
-  std::optional<mep_dispatch_send_t> late;
+  std::optional<DispatchInput> late;
 
   // A dispatch or combine was sent and not received.
   bool is_sent() const { return stage == EpStage::kDispatching || stage == EpStage::kCombining; }
   [[nodiscard]] mep_result_t busy() const;
-  void note_dispatch(EpHandle& handle, const mep_dispatch_send_t* send,
-                     const mep_dispatch_receive_t* receive);
-  void note_combine(const mep_combine_receive_t* receive);
+  void note_dispatch(EpHandle& handle, const DispatchInput* send, const DispatchOutput* receive);
+  void note_combine(const CombineOutput* receive);
   void reset() {
     stage = EpStage::kIdle;
     current = nullptr;
@@ -37,14 +37,12 @@ struct EpCallState {
 // view: of the buffer.
 [[nodiscard]] mep_result_t check_dispatch_call(int32_t device, const EpShape& shape,
                                                const EpCallState& state, const EpHandle& handle,
-                                               const mep_ep_view_t& view,
-                                               const mep_dispatch_send_t* send,
-                                               const mep_dispatch_receive_t* receive);
+                                               const mep_ep_view_t& view, const DispatchInput* send,
+                                               const DispatchOutput* receive);
 [[nodiscard]] mep_result_t check_combine_call(int32_t device, const EpShape& shape,
                                               const EpCallState& state, const EpHandle& handle,
-                                              const mep_ep_view_t& view,
-                                              const mep_combine_send_t* send,
-                                              const mep_combine_receive_t* receive);
+                                              const mep_ep_view_t& view, const CombineInput* send,
+                                              const CombineOutput* receive);
 
 // GpuBackend::count_layout(), on either reach.
 [[nodiscard]] mep_result_t enqueue_layout(int32_t device, const device::DispatchLayout& layout,

@@ -263,7 +263,7 @@ mep_result_t GpuBuffers::end_handle(EpHandle& handle) {
     if (buffer.calls.is_sent() && !is_over(buffer)) {
       return fail(MEP_ERR_BUSY,
                   "an operation of the handle was sent and has not been received: receive "
-                  "it first, by a call with send NULL");
+                  "it first");
     }
     buffer.calls.reset();
   }
@@ -428,8 +428,8 @@ device::EpLaunch GpuBuffers::launch(const Buffer& buffer, const EpHandle& handle
   return launch;
 }
 
-mep_result_t GpuBuffers::dispatch(EpHandle& handle, const mep_dispatch_send_t* send,
-                                  const mep_dispatch_receive_t* receive, void* stream) {
+mep_result_t GpuBuffers::dispatch(EpHandle& handle, const DispatchInput* send,
+                                  const DispatchOutput* receive, void* stream) {
   Buffer& buffer = buffers_[handle.buffer];
   const DeviceScope scope(backend_.device());
   MEP_TRY(scope.check());
@@ -441,11 +441,11 @@ mep_result_t GpuBuffers::dispatch(EpHandle& handle, const mep_dispatch_send_t* s
   if (send != nullptr) {
     if (buffer.calls.is_sent() && !is_over(buffer)) return buffer.calls.busy();
     MEP_TRY(begin_call(buffer, stream));
-    if (is_replay(*send)) {
+    if (send->replays) {
       MEP_TRY(check_replay(handle.epoch, handle.tokens, buffer.epoch, send->num_tokens));
     }
   }
-  mep_dispatch_receive_t outputs{};
+  DispatchOutput outputs{};
   if (receive != nullptr) outputs = with_status(*receive, buffer.status);
   const bool is_late = send == nullptr && buffer.calls.late.has_value();
   MEP_TRY(
@@ -453,16 +453,16 @@ mep_result_t GpuBuffers::dispatch(EpHandle& handle, const mep_dispatch_send_t* s
                                      receive != nullptr ? &outputs : nullptr, stream, is_late),
                  "mep_dispatch"));
   buffer.calls.late.reset();
-  if (send != nullptr && receive != nullptr && is_early(*receive) && buffer.queued == nullptr) {
+  if (send != nullptr && receive != nullptr && receive->counts_only && buffer.queued == nullptr) {
     buffer.calls.late = *send;
   }
   buffer.calls.note_dispatch(handle, send, receive);
-  if (send != nullptr && !is_replay(*send)) handle.epoch = buffer.epoch;
+  if (send != nullptr && !send->replays) handle.epoch = buffer.epoch;
   return MEP_SUCCESS;
 }
 
-mep_result_t GpuBuffers::combine(EpHandle& handle, const mep_combine_send_t* send,
-                                 const mep_combine_receive_t* receive, void* stream) {
+mep_result_t GpuBuffers::combine(EpHandle& handle, const CombineInput* send,
+                                 const CombineOutput* receive, void* stream) {
   Buffer& buffer = buffers_[handle.buffer];
   const DeviceScope scope(backend_.device());
   MEP_TRY(scope.check());
@@ -471,7 +471,7 @@ mep_result_t GpuBuffers::combine(EpHandle& handle, const mep_combine_send_t* sen
   fill_view(handle.buffer, &view);
   MEP_TRY(check_combine_call(backend_.device(), shape_, buffer.calls, handle, view, send, receive));
   if (send != nullptr) MEP_TRY(begin_call(buffer, stream));
-  mep_combine_receive_t outputs{};
+  CombineOutput outputs{};
   if (receive != nullptr) outputs = with_status(*receive, buffer.status);
   MEP_TRY(check_cuda(device::ep_combine(launch(buffer, handle), send,
                                         receive != nullptr ? &outputs : nullptr, false, stream),

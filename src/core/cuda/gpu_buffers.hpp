@@ -28,6 +28,7 @@
 #include "core/cuda/gpu_windows.hpp"
 #include "core/cuda/queued_buffer.hpp"
 #include "core/ep/ep_buffers.hpp"
+#include "protocol/ep_call.hpp"
 #include "transport/cuda/device_memory.hpp"
 
 namespace mep {
@@ -51,10 +52,10 @@ class GpuBuffers final : public EpBuffers, public GpuPart {
   mep_result_t end_handle(EpHandle& handle) override;
   mep_result_t use_map(const std::shared_ptr<const ExpertMap>& map) override;
   void fill_view(uint32_t buffer, mep_ep_view_t* view) const override;
-  mep_result_t dispatch(EpHandle& handle, const mep_dispatch_send_t* send,
-                        const mep_dispatch_receive_t* receive, void* stream) override;
-  mep_result_t combine(EpHandle& handle, const mep_combine_send_t* send,
-                       const mep_combine_receive_t* receive, void* stream) override;
+  mep_result_t dispatch(EpHandle& handle, const DispatchInput* send, const DispatchOutput* receive,
+                        void* stream) override;
+  mep_result_t combine(EpHandle& handle, const CombineInput* send, const CombineOutput* receive,
+                       void* stream) override;
   mep_result_t last_op(uint32_t buffer, mep_op_info_t* info) override;
   mep_result_t take_failure() override;
   void watch() override;

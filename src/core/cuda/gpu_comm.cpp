@@ -43,9 +43,9 @@ mep_result_t check_device(int32_t device) {
               facts.compute_capability % 10);
 }
 
-mep_result_t choose_device(int32_t wanted, uint64_t local_rank, int32_t* device) {
-  *device = wanted;
-  if (wanted == MEP_DEVICE_BY_RANK) {
+mep_result_t choose_device(const mep_comm_config_t& config, uint64_t local_rank, int32_t* device) {
+  *device = config.device;
+  if (config.device_type == MEP_DEVICE_CUDA_BY_RANK) {
     int32_t count = 0;
     MEP_TRY(count_devices(&count));
     *device = static_cast<int32_t>(local_rank % static_cast<uint64_t>(count));

@@ -136,7 +136,7 @@ void EpBuffer::move_rows(uint32_t local_expert, uint64_t from, uint64_t to, uint
 
 // --- Outputs --------------------------------------------------------------------------------------
 
-mep_result_t EpBuffer::deliver(const mep_dispatch_receive_t& outputs) {
+mep_result_t EpBuffer::deliver(const DispatchOutput& outputs) {
   // The operation is over, but not received: the caller may ask again with more room.
   MEP_TRY(check_capacity(outputs));
   if (shape_.expanded()) {
@@ -168,7 +168,7 @@ mep_result_t EpBuffer::deliver(const mep_dispatch_receive_t& outputs) {
   return result_of_operation();
 }
 
-void EpBuffer::tell_counts(const mep_dispatch_receive_t& outputs) const {
+void EpBuffer::tell_counts(const DispatchOutput& outputs) const {
   for (int32_t* counts : {outputs.recv_count, outputs.recv_count_host}) {
     if (counts != nullptr) std::copy(recv_count_.begin(), recv_count_.end(), counts);
   }
@@ -180,7 +180,7 @@ void EpBuffer::tell_counts(const mep_dispatch_receive_t& outputs) const {
   }
 }
 
-mep_result_t EpBuffer::check_capacity(const mep_dispatch_receive_t& outputs) const {
+mep_result_t EpBuffer::check_capacity(const DispatchOutput& outputs) const {
   if (outputs.recv_x == nullptr || outputs.recv_capacity == 0) return MEP_SUCCESS;
   auto rows = static_cast<uint64_t>(shape_.expanded() ? expansion_.total() : 0);
   for (uint32_t local = 0; !shape_.expanded() && local < shape_.row_groups; ++local) {
@@ -198,7 +198,7 @@ mep_result_t EpBuffer::check_capacity(const mep_dispatch_receive_t& outputs) con
 }
 
 // Into the caller's memory, which has the form of the library's; only rows that arrived.
-void EpBuffer::copy_rows(const mep_dispatch_receive_t& outputs) const {
+void EpBuffer::copy_rows(const DispatchOutput& outputs) const {
   const std::byte* base = windows_.data();
   auto* x = static_cast<std::byte*>(outputs.recv_x);
   auto* scales = static_cast<std::byte*>(outputs.recv_scales);

@@ -15,10 +15,10 @@
 
 namespace mep {
 
-mep_result_t EpBuffer::combine(EpHandle& handle, const mep_combine_send_t* send,
-                               const mep_combine_receive_t* receive) {
+mep_result_t EpBuffer::combine(EpHandle& handle, const CombineInput* send,
+                               const CombineOutput* receive) {
   MEP_TRY(check_combine(handle, send, receive));
-  const TimeLimit time = limit(receive != nullptr ? receive->timeout_ms : 0);
+  const TimeLimit time = limit(receive != nullptr ? receive->timeout_ms : send->timeout_ms);
   const Deadline deadline = Deadline::after_ms(time.ms);
   do {
     if (send != nullptr) {
@@ -35,11 +35,11 @@ mep_result_t EpBuffer::combine(EpHandle& handle, const mep_combine_send_t* send,
   return finish_combine(*receive);
 }
 
-mep_result_t EpBuffer::check_combine(const EpHandle& handle, const mep_combine_send_t* send,
-                                     const mep_combine_receive_t* receive) const {
+mep_result_t EpBuffer::check_combine(const EpHandle& handle, const CombineInput* send,
+                                     const CombineOutput* receive) const {
   if (send == nullptr && (stage_ != Stage::kCombining || current_ != &handle)) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
-                "send is NULL, and there is no combine of this handle to receive; send one first");
+                "there is no combine of this handle to receive; send one first");
   }
   MEP_TRY(check_combine_halves(shape_, send != nullptr, receive != nullptr));
   if (send != nullptr) MEP_TRY(check_combine_input(shape_, *send));
@@ -79,7 +79,7 @@ mep_result_t EpBuffer::begin_combine(EpHandle& handle, const std::byte* y, bool 
   return MEP_SUCCESS;
 }
 
-Step EpBuffer::step_combine_send(const mep_combine_send_t& input) {
+Step EpBuffer::step_combine_send(const CombineInput& input) {
   const auto* y = shape_.expanded() ? combine_out() : static_cast<const std::byte*>(input.y);
   const float* weights = shape_.expanded() ? expansion_.folded_values() : input.topk_weights;
   const PostingScope posting = engine_.posting();
@@ -214,7 +214,7 @@ const std::byte* EpBuffer::term(const RouteEntry& entry, size_t at) const {
 }
 
 // The terms of a token that are there, with their weights; returns how many.
-uint32_t EpBuffer::gather_outputs(uint32_t token, const float* weights, uint32_t flags,
+uint32_t EpBuffer::gather_outputs(uint32_t token, const float* weights, bool renormalizes,
                                   const void** rows, float* row_weights) {
   const size_t first = size_t{token} * shape_.row_k;
   uint32_t count = 0;
@@ -235,7 +235,7 @@ uint32_t EpBuffer::gather_outputs(uint32_t token, const float* weights, uint32_t
     rows[count] = row;
     row_weights[count++] = weight;
   }
-  if (missing && (flags & MEP_COMBINE_RENORMALIZE) != 0 && present != 0) {
+  if (missing && renormalizes && present != 0) {
     const float factor = all / present;
     for (uint32_t i = 0; i < count; ++i) row_weights[i] *= factor;
   }
@@ -284,7 +284,7 @@ bool EpBuffer::withdraw_overwritten() {
 
 // --- Sums -----------------------------------------------------------------------------------------
 
-void EpBuffer::sum_terms(const mep_combine_receive_t& sums) {
+void EpBuffer::sum_terms(const CombineOutput& sums) {
   const Routing& routing = current_->routing;
   const float* weights = sums.weights;
   // In high throughput the rows are weighted sums already.
@@ -302,7 +302,7 @@ void EpBuffer::sum_terms(const mep_combine_receive_t& sums) {
       rows[count] = static_cast<const std::byte*>(bias) + token * shape_.combine_row_bytes();
       row_weights[count++] = 1;
     }
-    count += gather_outputs(token, weights, sums.flags, rows + count, row_weights + count);
+    count += gather_outputs(token, weights, sums.renormalizes, rows + count, row_weights + count);
     if (sums.bias != nullptr) {
       rows[count] = sums.bias;
       row_weights[count++] = 1;
@@ -312,7 +312,7 @@ void EpBuffer::sum_terms(const mep_combine_receive_t& sums) {
   }
 }
 
-mep_result_t EpBuffer::finish_combine(const mep_combine_receive_t& sums) {
+mep_result_t EpBuffer::finish_combine(const CombineOutput& sums) {
   do {
     sum_terms(sums);
   } while (withdraw_overwritten());

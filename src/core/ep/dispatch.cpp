@@ -20,10 +20,10 @@ enum Phase : uint32_t { kGiveBack, kAwaitFree, kPostCounts, kAwaitCounts, kRows 
 
 }  // namespace
 
-mep_result_t EpBuffer::dispatch(EpHandle& handle, const mep_dispatch_send_t* send,
-                                const mep_dispatch_receive_t* receive, const ExpertMap* map) {
+mep_result_t EpBuffer::dispatch(EpHandle& handle, const DispatchInput* send,
+                                const DispatchOutput* receive, const ExpertMap* map) {
   MEP_TRY(check_dispatch(handle, send, receive));
-  const TimeLimit time = limit(receive != nullptr ? receive->timeout_ms : 0);
+  const TimeLimit time = limit(receive != nullptr ? receive->timeout_ms : send->timeout_ms);
   const Deadline deadline = Deadline::after_ms(time.ms);
   do {
     if (send != nullptr) MEP_TRY(begin_dispatch(handle, *send, map));
@@ -34,15 +34,15 @@ mep_result_t EpBuffer::dispatch(EpHandle& handle, const mep_dispatch_send_t* sen
   if (receive == nullptr) return result_of_operation();
   drive(deadline, [&] { return step_receive(); });
   op_.waits.end(shape_.rank);
-  if (is_early(*receive)) {
+  if (receive->counts_only) {
     tell_counts(*receive);
     return MEP_SUCCESS;
   }
   return deliver(*receive);
 }
 
-mep_result_t EpBuffer::check_dispatch(const EpHandle& handle, const mep_dispatch_send_t* send,
-                                      const mep_dispatch_receive_t* receive) const {
+mep_result_t EpBuffer::check_dispatch(const EpHandle& handle, const DispatchInput* send,
+                                      const DispatchOutput* receive) const {
   if (receive != nullptr) {
     mep_ep_view_t view{};
     fill_view(&view);
@@ -51,24 +51,24 @@ mep_result_t EpBuffer::check_dispatch(const EpHandle& handle, const mep_dispatch
   if (send != nullptr) return check_dispatch_input(shape_, *send);
   if (stage_ == Stage::kDispatching && current_ == &handle) return MEP_SUCCESS;
   return fail(MEP_ERR_INVALID_ARGUMENT,
-              "send is NULL, and there is no dispatch of this handle to receive; send one first");
+              "there is no dispatch of this handle to receive; send one first");
 }
 
 // Refuses, or makes the handle's routing this dispatch's and enters the channel.
-mep_result_t EpBuffer::begin_dispatch(EpHandle& handle, const mep_dispatch_send_t& input,
+mep_result_t EpBuffer::begin_dispatch(EpHandle& handle, const DispatchInput& input,
                                       const ExpertMap* map) {
   if (in_flight()) {
+    const char* const what = stage_ == Stage::kDispatching ? "dispatch" : "combine";
     return fail(MEP_ERR_BUSY,
-                "the buffer's last %s was not received: receive it first, by a call with its "
-                "handle and send NULL",
-                stage_ == Stage::kDispatching ? "dispatch" : "combine");
+                "the buffer's last %s was not received: call mep_%s_receive with its handle first",
+                what, what);
   }
   Reports::Report told;
   const mep_result_t caught = catch_up(&told);
   if (caught != MEP_SUCCESS) {
     return uniform() ? begin_report(Stage::kDispatching, &handle, caught, std::move(told)) : caught;
   }
-  const bool replays = is_replay(input);
+  const bool replays = input.replays;
   const Routing& routing = handle.routing;
   MEP_TRY(replays ? check_replay(routing.epoch, routing.tokens, engine_.adopted().epoch,
                                  input.num_tokens)
@@ -83,7 +83,7 @@ mep_result_t EpBuffer::begin_dispatch(EpHandle& handle, const mep_dispatch_send_
   return MEP_SUCCESS;
 }
 
-Step EpBuffer::step_send(const mep_dispatch_send_t& input) {
+Step EpBuffer::step_send(const DispatchInput& input) {
   const PostingScope posting = engine_.posting();
   if (!posting.allowed()) return Step::kPending;
   if (op_.phase == kGiveBack) {
@@ -165,7 +165,7 @@ mep_result_t EpBuffer::place_rows() {
   return MEP_SUCCESS;
 }
 
-mep_result_t EpBuffer::send_token(const mep_dispatch_send_t& input, uint32_t token) {
+mep_result_t EpBuffer::send_token(const DispatchInput& input, uint32_t token) {
   const size_t row_bytes = shape_.wire_row_bytes();
   const size_t scale_bytes = shape_.scale_row_bytes();
   const RouteEntry* entries = current_->routing.entries.data() + size_t{token} * shape_.row_k;

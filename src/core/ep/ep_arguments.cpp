@@ -6,18 +6,17 @@
 namespace mep {
 namespace {
 
-mep_result_t check_early(const EpShape& shape, const mep_dispatch_send_t* input) {
+mep_result_t check_counts(const EpShape& shape, const DispatchInput& input) {
   if (!shape.high_throughput()) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
-                "flags: MEP_DISPATCH_ROWS_LATER belongs to MEP_EP_HIGH_THROUGHPUT");
+                "mep_dispatch_counts belongs to MEP_EP_HIGH_THROUGHPUT; call mep_dispatch_send");
   }
-  if (input != nullptr && !is_replay(*input)) return MEP_SUCCESS;
+  if (!input.replays) return MEP_SUCCESS;
   return fail(MEP_ERR_INVALID_ARGUMENT,
-              "flags: MEP_DISPATCH_ROWS_LATER is for a call that sends with topk_idx; leave it out "
-              "to receive");
+              "MEP_DISPATCH_REPLAY: a replay exchanges no counts; call mep_dispatch_send");
 }
 
-mep_result_t check_row_memory(const EpShape& shape, const mep_dispatch_receive_t& output) {
+mep_result_t check_row_memory(const EpShape& shape, const DispatchOutput& output) {
   const char* missing = output.recv_x == nullptr ? "recv_x" : "recv_scales";
   const bool has_all =
       output.recv_x != nullptr && (output.recv_scales != nullptr || !shape.has_scales());
@@ -35,12 +34,12 @@ mep_result_t check_topk_idx_type(mep_dtype_t type) {
               type);
 }
 
-mep_result_t check_dispatch_input(const EpShape& shape, const mep_dispatch_send_t& input) {
+mep_result_t check_dispatch_input(const EpShape& shape, const DispatchInput& input) {
   if (input.num_tokens > shape.max_tokens) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "num_tokens is %u; max_tokens_per_rank is %u",
                 input.num_tokens, shape.max_tokens);
   }
-  const bool replays = is_replay(input);
+  const bool replays = input.replays;
   if (replays && !shape.high_throughput()) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "MEP_DISPATCH_REPLAY belongs to MEP_EP_HIGH_THROUGHPUT");
   }
@@ -91,9 +90,8 @@ mep_result_t check_replay(uint64_t routed_epoch, uint32_t routed_tokens, uint64_
 }
 
 mep_result_t check_dispatch_output(const EpShape& shape, const mep_ep_view_t& view,
-                                   const mep_dispatch_send_t* input,
-                                   const mep_dispatch_receive_t& output) {
-  if (is_early(output)) return check_early(shape, input);
+                                   const DispatchInput* input, const DispatchOutput& output) {
+  if (output.counts_only) return check_counts(shape, *input);
   MEP_TRY(check_row_memory(shape, output));
   if (output.token_range != nullptr && !shape.high_throughput()) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "token_range belongs to MEP_EP_HIGH_THROUGHPUT");
@@ -140,14 +138,14 @@ mep_result_t check_dispatch_output(const EpShape& shape, const mep_ep_view_t& vi
 
 mep_result_t check_combine_halves(const EpShape& shape, bool sends, bool receives) {
   if (shape.has_combine_memory() || (sends && receives)) return MEP_SUCCESS;
-  return fail(
-      MEP_ERR_INVALID_ARGUMENT,
-      "%s is NULL; the EP object was made with MEP_EP_NO_COMBINE_MEMORY, so a combine sends and "
-      "receives in one call",
-      sends ? "receive" : "send");
+  return fail(MEP_ERR_INVALID_ARGUMENT,
+              "%s: the EP object was made with MEP_EP_NO_COMBINE_MEMORY, so a combine sends and "
+              "receives in "
+              "one call, mep_combine",
+              sends ? "mep_combine_send" : "mep_combine_receive");
 }
 
-mep_result_t check_combine_input(const EpShape& shape, const mep_combine_send_t& input) {
+mep_result_t check_combine_input(const EpShape& shape, const CombineInput& input) {
   if (input.topk_weights != nullptr && !shape.high_throughput()) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "topk_weights of a combine belong to MEP_EP_HIGH_THROUGHPUT");
@@ -158,17 +156,10 @@ mep_result_t check_combine_input(const EpShape& shape, const mep_combine_send_t&
 }
 
 mep_result_t check_combine_output(const EpShape& shape, const mep_ep_view_t& view, uint32_t tokens,
-                                  const mep_combine_receive_t& output) {
-  for (const uint32_t reserved : {output.reserved, output.reserved2}) {
-    if (reserved == 0) continue;
-    return fail(MEP_ERR_INVALID_ARGUMENT,
-                "a reserved field of mep_combine_receive_t is %#x, it must be 0; "
-                "mep_combine_receive_defaults sets it",
-                reserved);
-  }
+                                  const CombineOutput& output) {
   if (output.topk_weights != nullptr && !shape.high_throughput()) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
-                "topk_weights of a combine belong to MEP_EP_HIGH_THROUGHPUT");
+                "recv_topk_weights of a combine belong to MEP_EP_HIGH_THROUGHPUT");
   }
   if ((output.token_bias != nullptr || output.token_bias2 != nullptr) && !shape.high_throughput()) {
     return fail(MEP_ERR_INVALID_ARGUMENT,

@@ -40,6 +40,7 @@
 #include "core/operation/operation_engine.hpp"
 #include "core/operation/operation_record.hpp"
 #include "core/operation/peer_windows.hpp"
+#include "protocol/ep_call.hpp"
 #include "protocol/signal_word.hpp"
 
 namespace mep {
@@ -78,10 +79,10 @@ class EpBuffer {
 
   // --- The user's thread ---
   // Null: not this half of it; one of them is not.
-  [[nodiscard]] mep_result_t dispatch(EpHandle& handle, const mep_dispatch_send_t* send,
-                                      const mep_dispatch_receive_t* receive, const ExpertMap* map);
-  [[nodiscard]] mep_result_t combine(EpHandle& handle, const mep_combine_send_t* send,
-                                     const mep_combine_receive_t* receive);
+  [[nodiscard]] mep_result_t dispatch(EpHandle& handle, const DispatchInput* send,
+                                      const DispatchOutput* receive, const ExpertMap* map);
+  [[nodiscard]] mep_result_t combine(EpHandle& handle, const CombineInput* send,
+                                     const CombineOutput* receive);
   [[nodiscard]] mep_result_t last_op(mep_op_info_t* info) const;
   void fill_view(mep_ep_view_t* view) const;
   // The memory that fill_view() showed; the buffer can only be destroyed then.
@@ -178,14 +179,13 @@ class EpBuffer {
   mep_result_t give_back_unused();
 
   // dispatch.cpp: the sender's side
-  mep_result_t check_dispatch(const EpHandle& handle, const mep_dispatch_send_t* send,
-                              const mep_dispatch_receive_t* receive) const;
-  mep_result_t begin_dispatch(EpHandle& handle, const mep_dispatch_send_t& input,
-                              const ExpertMap* map);
-  Step step_send(const mep_dispatch_send_t& input);
+  mep_result_t check_dispatch(const EpHandle& handle, const DispatchInput* send,
+                              const DispatchOutput* receive) const;
+  mep_result_t begin_dispatch(EpHandle& handle, const DispatchInput& input, const ExpertMap* map);
+  Step step_send(const DispatchInput& input);
   mep_result_t post_counts();
   mep_result_t place_rows();
-  mep_result_t send_token(const mep_dispatch_send_t& input, uint32_t token);
+  mep_result_t send_token(const DispatchInput& input, uint32_t token);
   mep_result_t announce_rows();
 
   // arrival.cpp: the receiver's side
@@ -194,28 +194,28 @@ class EpBuffer {
   void receive_nothing();
   mep_result_t read_entries(uint32_t local_expert, uint64_t begin, uint32_t count, uint32_t source);
   void move_rows(uint32_t local_expert, uint64_t from, uint64_t to, uint32_t count);
-  mep_result_t deliver(const mep_dispatch_receive_t& outputs);
-  mep_result_t check_capacity(const mep_dispatch_receive_t& outputs) const;
-  void copy_rows(const mep_dispatch_receive_t& outputs) const;
+  mep_result_t deliver(const DispatchOutput& outputs);
+  mep_result_t check_capacity(const DispatchOutput& outputs) const;
+  void copy_rows(const DispatchOutput& outputs) const;
 
   // high_throughput.cpp
   void find_first_rows();
   mep_result_t put_topk(uint32_t target);
   mep_result_t read_topk(uint64_t row, uint32_t count, uint32_t source);
   void count_experts();
-  void copy_topk(const mep_dispatch_receive_t& outputs) const;
+  void copy_topk(const DispatchOutput& outputs) const;
   void expand();
-  void copy_expanded(const mep_dispatch_receive_t& outputs);
-  void tell_counts(const mep_dispatch_receive_t& outputs) const;
-  bool fold_rows(uint32_t target, const mep_combine_send_t& input, const PostingScope& posting);
+  void copy_expanded(const DispatchOutput& outputs);
+  void tell_counts(const DispatchOutput& outputs) const;
+  bool fold_rows(uint32_t target, const CombineInput& input, const PostingScope& posting);
   mep_result_t put_weights(uint32_t target, const float* weights) const;
   void sum_weights(float* out);
 
   // combine.cpp
-  mep_result_t check_combine(const EpHandle& handle, const mep_combine_send_t* send,
-                             const mep_combine_receive_t* receive) const;
+  mep_result_t check_combine(const EpHandle& handle, const CombineInput* send,
+                             const CombineOutput* receive) const;
   mep_result_t begin_combine(EpHandle& handle, const std::byte* y, bool receives);
-  Step step_combine_send(const mep_combine_send_t& input);
+  Step step_combine_send(const CombineInput& input);
   mep_result_t push_rows(uint32_t target, const std::byte* y, const PostingScope& posting,
                          bool* finished);
   Step step_combine_receive();
@@ -227,11 +227,11 @@ class EpBuffer {
                : "had not received all of this dispatch when the view changed";
   }
   void judge_outputs(const char* change);
-  mep_result_t finish_combine(const mep_combine_receive_t& sums);
-  uint32_t gather_outputs(uint32_t token, const float* weights, uint32_t flags, const void** rows,
-                          float* row_weights);
+  mep_result_t finish_combine(const CombineOutput& sums);
+  uint32_t gather_outputs(uint32_t token, const float* weights, bool renormalizes,
+                          const void** rows, float* row_weights);
   const std::byte* term(const RouteEntry& entry, size_t at) const;
-  void sum_terms(const mep_combine_receive_t& sums);
+  void sum_terms(const CombineOutput& sums);
   void begin_y(const EpHandle& handle);
   bool needs(uint32_t owner) const;
   bool withdraw_overwritten();

@@ -12,6 +12,7 @@
 #include "core/ep/routing.hpp"
 #include "core/operation/decision.hpp"
 #include "mep.h"
+#include "protocol/ep_call.hpp"
 
 namespace mep {
 
@@ -59,12 +60,10 @@ class EpBuffers {
   // Null: not this half of it; one of them is not. On GPUs check and enqueue. The first call in a new view waits until
   // the processes of lost ranks are torn down and until windows are mapped; with MEP_EP_IN_STEP a call also waits while
   // a view change is decided.
-  [[nodiscard]] virtual mep_result_t dispatch(EpHandle& handle, const mep_dispatch_send_t* send,
-                                              const mep_dispatch_receive_t* receive,
-                                              void* stream) = 0;
-  [[nodiscard]] virtual mep_result_t combine(EpHandle& handle, const mep_combine_send_t* send,
-                                             const mep_combine_receive_t* receive,
-                                             void* stream) = 0;
+  [[nodiscard]] virtual mep_result_t dispatch(EpHandle& handle, const DispatchInput* send,
+                                              const DispatchOutput* receive, void* stream) = 0;
+  [[nodiscard]] virtual mep_result_t combine(EpHandle& handle, const CombineInput* send,
+                                             const CombineOutput* receive, void* stream) = 0;
   // On GPUs: the buffer's streams are idle.
   [[nodiscard]] virtual mep_result_t last_op(uint32_t buffer, mep_op_info_t* info) = 0;
   // The last call, while view changes are still met.

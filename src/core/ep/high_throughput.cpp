@@ -79,7 +79,7 @@ void EpBuffer::count_experts() {
   }
 }
 
-void EpBuffer::copy_topk(const mep_dispatch_receive_t& outputs) const {
+void EpBuffer::copy_topk(const DispatchOutput& outputs) const {
   const auto values = static_cast<size_t>(recv_total_) * shape_.top_k;
   if (outputs.recv_topk_idx != nullptr) {
     std::copy_n(recv_topk_idx_.data(), values, outputs.recv_topk_idx);
@@ -97,7 +97,7 @@ void EpBuffer::expand() {
 }
 
 // Rows and scales go from where they arrived straight to the caller's memory, where it gives any.
-void EpBuffer::copy_expanded(const mep_dispatch_receive_t& outputs) {
+void EpBuffer::copy_expanded(const DispatchOutput& outputs) {
   const std::byte* base = windows_.data();
   const size_t row_bytes = shape_.wire_row_bytes();
   const size_t scale_bytes = shape_.scale_row_bytes();
@@ -121,8 +121,7 @@ void EpBuffer::copy_expanded(const mep_dispatch_receive_t& outputs) {
 
 // Sums the outputs for the rows of `target` into combine_out, where it reads them or they are sent from. False: not
 // all, as nothing may be written to peers now.
-bool EpBuffer::fold_rows(uint32_t target, const mep_combine_send_t& input,
-                         const PostingScope& posting) {
+bool EpBuffer::fold_rows(uint32_t target, const CombineInput& input, const PostingScope& posting) {
   const auto* const y = static_cast<const std::byte*>(input.y);
   const auto [first, count] = Rows(layout_range_[target]);
   for (uint64_t row = first; row < first + count; ++row) {

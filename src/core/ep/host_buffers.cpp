@@ -84,7 +84,7 @@ mep_result_t HostBuffers::end_handle(EpHandle& handle) {
   if (buffer.uses(handle) && buffer.in_flight()) {
     return fail(MEP_ERR_BUSY,
                 "an operation of the handle was sent and has not been received: receive "
-                "it first, by a call with send NULL");
+                "it first");
   }
   buffer.forget(handle);
   return MEP_SUCCESS;
@@ -111,14 +111,14 @@ std::shared_ptr<const void> HostBuffers::take_memory() {
   return memory;
 }
 
-mep_result_t HostBuffers::dispatch(EpHandle& handle, const mep_dispatch_send_t* send,
-                                   const mep_dispatch_receive_t* receive, void* stream) {
+mep_result_t HostBuffers::dispatch(EpHandle& handle, const DispatchInput* send,
+                                   const DispatchOutput* receive, void* stream) {
   MEP_TRY(check_no_stream(stream));
   return at(handle.buffer).dispatch(handle, send, receive, map().get());
 }
 
-mep_result_t HostBuffers::combine(EpHandle& handle, const mep_combine_send_t* send,
-                                  const mep_combine_receive_t* receive, void* stream) {
+mep_result_t HostBuffers::combine(EpHandle& handle, const CombineInput* send,
+                                  const CombineOutput* receive, void* stream) {
   MEP_TRY(check_no_stream(stream));
   return at(handle.buffer).combine(handle, send, receive);
 }

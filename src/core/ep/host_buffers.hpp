@@ -9,6 +9,7 @@
 #include "core/comm/comm.hpp"
 #include "core/ep/ep_buffer.hpp"
 #include "core/ep/ep_buffers.hpp"
+#include "protocol/ep_call.hpp"
 
 namespace mep {
 
@@ -29,10 +30,10 @@ class HostBuffers final : public EpBuffers {
   mep_result_t use_map(const std::shared_ptr<const ExpertMap>& map) override;
   void fill_view(uint32_t buffer, mep_ep_view_t* view) const override;
   std::shared_ptr<const void> take_memory() override;
-  mep_result_t dispatch(EpHandle& handle, const mep_dispatch_send_t* send,
-                        const mep_dispatch_receive_t* receive, void* stream) override;
-  mep_result_t combine(EpHandle& handle, const mep_combine_send_t* send,
-                       const mep_combine_receive_t* receive, void* stream) override;
+  mep_result_t dispatch(EpHandle& handle, const DispatchInput* send, const DispatchOutput* receive,
+                        void* stream) override;
+  mep_result_t combine(EpHandle& handle, const CombineInput* send, const CombineOutput* receive,
+                       void* stream) override;
   mep_result_t last_op(uint32_t buffer, mep_op_info_t* info) override;
 
   void describe(std::vector<membership::ChannelState>* channels) const override;

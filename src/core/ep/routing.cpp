@@ -57,7 +57,7 @@ Router::Router(const EpShape& shape)
       next_(shape.columns(), 0),
       grouped_(size_t{shape.max_tokens} * shape.row_k, 0) {}
 
-mep_result_t Router::read(const mep_dispatch_send_t& input, const ExpertMap* map,
+mep_result_t Router::read(const DispatchInput& input, const ExpertMap* map,
                           const std::vector<uint8_t>& present, Routing* out) {
   const size_t chosen = size_t{shape_.max_tokens} * shape_.top_k;
   out->entries.resize(size_t{shape_.max_tokens} * shape_.row_k);

@@ -8,6 +8,7 @@
 
 #include "core/ep/ep_config.hpp"
 #include "mep.h"
+#include "protocol/ep_call.hpp"
 
 namespace mep {
 
@@ -51,7 +52,7 @@ class Router {
 
   // Reads T x K experts into `out`; rows are not placed yet. Refuses bad entries with token and
   // value. `present` says by rank who can be sent to.
-  [[nodiscard]] mep_result_t read(const mep_dispatch_send_t& input, const ExpertMap* map,
+  [[nodiscard]] mep_result_t read(const DispatchInput& input, const ExpertMap* map,
                                   const std::vector<uint8_t>& present, Routing* out);
 
   // Counts the rows of `routing` per column and lists its entries grouped by place, in token order.

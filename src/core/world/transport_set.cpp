@@ -44,7 +44,7 @@ Shares shared_by(std::span<const TransportSet::Opened> all) {
 
 mep_result_t TransportSet::open(const ResolvedConfig& config) {
   TransportOptions options;
-  puts_only = (config.flags & MEP_COMM_PUT_ONLY) != 0;
+  puts_only = !config.maps;
   options.put_only = puts_only;
   options.suspect_ms = config.suspect_ms;
   options.connect_timeout_ms = config.init_timeout_ms;

@@ -1,7 +1,5 @@
 #include "core/world/view_change.hpp"
 
-#include <signal.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -179,10 +177,6 @@ void ViewChange::act(const membership::FenceOut& action) {
   }
   if (peer.transport->fence_out(action.slot) != MEP_SUCCESS) {
     log(LogLevel::kWarn, "cannot fence rank %u out: %s", action.slot, last_error_text());
-  }
-  if (action.excluded && (config_.flags & MEP_COMM_KILL_STOPPED) != 0 && peer.pidfd.valid()) {
-    // It may be gone already; its descriptor tells, and nothing rests on it: the fence goes on.
-    (void)syscall(SYS_pidfd_send_signal, peer.pidfd.get(), SIGKILL, nullptr, 0);
   }
   Fence fence{action.slot, action.incarnation, {}, Deadline::after_ms(config_.suspect_ms)};
   if (peer.transport->traits().renews_windows) {

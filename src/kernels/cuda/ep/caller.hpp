@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/device/op_status.hpp"
 #include "kernels/cuda/ep/geometry.hpp"
+#include "protocol/ep_call.hpp"
 
 namespace mep::device {
 
@@ -36,7 +37,7 @@ struct ExpandedOutputs {
   int64_t* ranges[2];
 };
 
-inline DispatchInputs dispatch_inputs(const EpGeometry& g, const mep_dispatch_send_t& args) {
+inline DispatchInputs dispatch_inputs(const EpGeometry& g, const DispatchInput& args) {
   const uint64_t scale_row = uint64_t{g.groups} * g.scale_bytes;
   return {static_cast<const std::byte*>(args.x), static_cast<const std::byte*>(args.x_scales),
           args.x_stride_bytes != 0 ? args.x_stride_bytes : g.input_row,
@@ -48,13 +49,13 @@ inline int64_t* range_words(mep_range_t* ranges) {
   return reinterpret_cast<int64_t*>(ranges);
 }
 
-inline DispatchOutputs dispatch_outputs(const EpGeometry& g, const mep_dispatch_receive_t& args) {
+inline DispatchOutputs dispatch_outputs(const EpGeometry& g, const DispatchOutput& args) {
   DispatchOutputs out{};
   out.recv_count[0] = args.recv_count;
   out.recv_count[1] = args.recv_count_host;
   out.layout_range[0] = range_words(args.token_range);
   out.recv_total = args.recv_total;
-  if ((args.flags & MEP_DISPATCH_ROWS_LATER) != 0) return out;
+  if (args.counts_only) return out;
   // Those of expanded rows come later.
   if (g.expanded.rows == 0) out.layout_range[1] = range_words(args.layout_range);
   out.recv_x = static_cast<std::byte*>(args.recv_x);
@@ -78,7 +79,7 @@ inline DispatchOutputs dispatch_outputs(const EpGeometry& g, const mep_dispatch_
 
 // kept: a block of EpExpandedLayout.
 inline ExpandedOutputs expanded_outputs(const EpGeometry& g, std::byte* kept,
-                                        const mep_dispatch_receive_t& args) {
+                                        const DispatchOutput& args) {
   const EpExpandedLayout& layout = g.expanded;
   ExpandedOutputs out{};
   out.x = args.recv_x != nullptr ? static_cast<std::byte*>(args.recv_x) : kept + layout.x;

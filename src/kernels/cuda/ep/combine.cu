@@ -66,8 +66,8 @@ int launch_push(const CombineArgs& a, uint32_t ctas, cudaStream_t stream) {
 
 }  // namespace
 
-int ep_combine(const EpLaunch& launch, const mep_combine_send_t* send,
-               const mep_combine_receive_t* receive, bool push, void* stream) {
+int ep_combine(const EpLaunch& launch, const CombineInput* send, const CombineOutput* receive,
+               bool push, void* stream) {
   const EpGeometry& g = launch.geometry;
   CombineArgs a{};
   a.g = g;
@@ -86,7 +86,7 @@ int ep_combine(const EpLaunch& launch, const mep_combine_send_t* send,
   }
   if (receive != nullptr) {
     a.receives = 1;
-    a.renormalize = (receive->flags & MEP_COMBINE_RENORMALIZE) != 0 ? 1 : 0;
+    a.renormalize = receive->renormalizes ? 1 : 0;
     a.weights = receive->weights;
     a.bias = static_cast<const std::byte*>(receive->bias);
     a.token_bias[0] = static_cast<const std::byte*>(receive->token_bias);

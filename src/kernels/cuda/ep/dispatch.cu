@@ -52,8 +52,8 @@ static __global__ void __launch_bounds__(kEpThreads, 2)
 // than it holds.
 constexpr uint32_t kMostScatteringCtas = 2;
 
-DispatchArgs make_args(const EpLaunch& launch, const mep_dispatch_send_t* send,
-                       const mep_dispatch_receive_t* receive, bool sends_late) {
+DispatchArgs make_args(const EpLaunch& launch, const DispatchInput* send,
+                       const DispatchOutput* receive, bool sends_late) {
   const EpGeometry& g = launch.geometry;
   DispatchArgs a{};
   a.g = g;
@@ -67,12 +67,12 @@ DispatchArgs make_args(const EpLaunch& launch, const mep_dispatch_send_t* send,
     a.idx_is_int32 = send->topk_idx_type == MEP_INT32 ? 1 : 0;
     a.tokens = send->num_tokens;
     a.topk_weights = send->topk_weights;
-    a.replays = (send->flags & MEP_DISPATCH_REPLAY) != 0 ? 1 : 0;
+    a.replays = send->replays ? 1 : 0;
     a.is_arranged = sends_late ? 1 : 0;
   }
   if (receive != nullptr) {
     a.arranges = 1;
-    a.receives = (receive->flags & MEP_DISPATCH_ROWS_LATER) != 0 ? 0 : 1;
+    a.receives = receive->counts_only ? 0 : 1;
     static_cast<DispatchOutputs&>(a) = dispatch_outputs(g, *receive);
     a.recv_rows = receive->recv_capacity != 0 ? receive->recv_capacity / g.wire_row : UINT64_MAX;
   }
@@ -90,8 +90,8 @@ cudaError_t launch_kernel(DispatchKernel kernel, const DispatchArgs& a, uint32_t
 
 }  // namespace
 
-int ep_dispatch(const EpLaunch& launch, const mep_dispatch_send_t* send,
-                const mep_dispatch_receive_t* receive, void* stream_, bool sends_late) {
+int ep_dispatch(const EpLaunch& launch, const DispatchInput* send, const DispatchOutput* receive,
+                void* stream_, bool sends_late) {
   const DispatchArgs a = make_args(launch, send, receive, sends_late);
   if (!are_aligned(a.g, a, a)) return cudaErrorMisalignedAddress;
   auto* stream = static_cast<cudaStream_t>(stream_);

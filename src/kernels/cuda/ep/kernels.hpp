@@ -13,6 +13,7 @@
 #include "kernels/cuda/ep/geometry.hpp"
 #include "kernels/cuda/ep/queue_layout.hpp"
 #include "mep.h"
+#include "protocol/ep_call.hpp"
 
 namespace mep::device {
 
@@ -43,13 +44,13 @@ struct EpLaunch {
 
 // Wrong alignment (16 bytes for rows) is cudaErrorMisalignedAddress and nothing is launched.
 // Pointers in them are device memory, or pinned host memory for outputs that are small.
-// Null: not this half of the operation; one of them is not. sends_late: `send` is that of an early call, which has told
-// the counts (MEP_DISPATCH_ROWS_LATER) and sent no row.
-int ep_dispatch(const EpLaunch& launch, const mep_dispatch_send_t* send,
-                const mep_dispatch_receive_t* receive, void* stream, bool sends_late = false);
+// Null: not this half of the operation; one of them is not. sends_late: `send` is that of a call that gave
+// the counts alone and sent no row.
+int ep_dispatch(const EpLaunch& launch, const DispatchInput* send, const DispatchOutput* receive,
+                void* stream, bool sends_late = false);
 // push: terms are sent even where they could be read in place.
-int ep_combine(const EpLaunch& launch, const mep_combine_send_t* send,
-               const mep_combine_receive_t* receive, bool push, void* stream);
+int ep_combine(const EpLaunch& launch, const CombineInput* send, const CombineOutput* receive,
+               bool push, void* stream);
 
 // Loads all kernels, so that none is loaded while another waits; and how many CTAs of any of them the
 // current device can hold at once. queued: peers are reached through queues.

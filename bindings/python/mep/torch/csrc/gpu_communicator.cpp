@@ -67,7 +67,7 @@ bool GpuCommunicator::agree_to_keep(std::chrono::milliseconds timeout, std::stri
   check(mep_allgather(&mine, offers.data(), sizeof mine, MEP_UINT8, host_->handle(), nullptr),
         "connect the GPUs");
   int32_t live = 0;
-  check(mep_comm_live(host_->handle(), &live), "connect the GPUs");
+  check(mep_comm_live_count(host_->handle(), &live), "connect the GPUs");
   if (live != size_) {
     C10_THROW_ERROR(DistBackendError,
                     "mep: connect the GPUs: " + std::to_string(size_ - live) + " of the group's " +

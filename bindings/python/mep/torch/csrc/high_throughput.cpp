@@ -126,33 +126,31 @@ std::shared_ptr<HighThroughput::Spot> HighThroughput::send(
   if (use->alignment != 0 && !received->early && !received->values.defined()) {
     make_rows(use->rows, false, x, received.get());
   }
-  mep_dispatch_receive_t receive;
-  mep_dispatch_receive_defaults(&receive);
+  mep_dispatch_options_t options;
+  mep_dispatch_options_defaults(&options);
   if (!is_on_gpu()) {
     received->ranges.resize(static_cast<size_t>(ranks_));
     received->counts.resize(static_cast<size_t>(use->experts / ranks_));
   } else if (received->awaited) {
-    receive.token_range = reinterpret_cast<mep_range_t*>(lane->host_ranges.data_ptr<int64_t>());
-    receive.recv_count_host = lane->host_counts.data_ptr<int32_t>();
-    std::fill_n(receive.token_range, ranks_, mep_range_t{-1, -1});
-    std::fill_n(receive.recv_count_host, lane->host_counts.numel(), -1);
+    options.token_range = reinterpret_cast<mep_range_t*>(lane->host_ranges.data_ptr<int64_t>());
+    options.recv_count_host = lane->host_counts.data_ptr<int32_t>();
+    std::fill_n(options.token_range, ranks_, mep_range_t{-1, -1});
+    std::fill_n(options.recv_count_host, lane->host_counts.numel(), -1);
   }
-  fill(*received, &receive);
-  if (received->early) receive.flags = MEP_DISPATCH_ROWS_LATER;
+  fill(*received, &options);
+  if (x.scales.has_value()) options.x_scales = x.scales->data_ptr();
+  if (!is_new) options.flags = MEP_DISPATCH_REPLAY;
+  const bool early = received->early;
   const auto call = [=, topk_idx = use->topk_idx](mep_stream_t stream) {
-    mep_dispatch_send_t send;
-    mep_dispatch_send_defaults(&send);
-    send.num_tokens = static_cast<uint32_t>(x.values.size(0));
-    send.x = x.values.data_ptr();
-    if (x.scales.has_value()) send.x_scales = x.scales->data_ptr();
-    if (is_new) {
-      send.topk_idx_type = MEP_INT64;
-      send.topk_idx = topk_idx.data_ptr();
-      if (weights.has_value()) send.topk_weights = weights->data_ptr<float>();
-    } else {
-      send.flags = MEP_DISPATCH_REPLAY;
+    const void* const rows = x.values.data_ptr();
+    const auto tokens = static_cast<uint32_t>(x.values.size(0));
+    const void* const routing = is_new ? topk_idx.data_ptr() : nullptr;
+    const float* const shares =
+        is_new && weights.has_value() ? weights->data_ptr<float>() : nullptr;
+    if (early) {
+      return mep_dispatch_counts(handle, rows, routing, shares, tokens, &options, stream);
     }
-    return mep_dispatch(handle, &send, &receive, stream);
+    return mep_dispatch(handle, rows, routing, shares, tokens, nullptr, &options, stream);
   };
   const Failure failure = run(owner, lane->ep, 0, [&] { return call_once(call); });
   if (!failure.exception.is_none()) {
@@ -210,7 +208,7 @@ void HighThroughput::make_beside(const Use& use, bool is_exact, bool is_weighted
   if (use.has_topk) received->topk_idx = numbers({use.tokens, top_k});
 }
 
-void HighThroughput::fill(const Received& received, mep_dispatch_receive_t* receive) const {
+void HighThroughput::fill(const Received& received, mep_dispatch_options_t* receive) const {
   if (!is_on_gpu()) {
     receive->token_range =
         reinterpret_cast<mep_range_t*>(const_cast<int64_t*>(received.ranges.data()));
@@ -230,12 +228,12 @@ void HighThroughput::fill(const Received& received, mep_dispatch_receive_t* rece
 void HighThroughput::receive(const py::object& owner, const Spot& spot,
                              const std::shared_ptr<Received>& received) const {
   const auto handle = address_of<mep_ep_handle_t>(spot.handle);
-  mep_dispatch_receive_t receive;
-  mep_dispatch_receive_defaults(&receive);
-  fill(*received, &receive);
+  mep_dispatch_options_t options;
+  mep_dispatch_options_defaults(&options);
+  fill(*received, &options);
   const auto call = [=](mep_stream_t stream) {
     (void)received;
-    return mep_dispatch(handle, nullptr, &receive, stream);
+    return mep_dispatch_receive(handle, nullptr, &options, stream);
   };
   const Failure failure = run(owner, spot.lane->ep, 0, [&] { return call_once(call); });
   if (!failure.exception.is_none()) spot.lane->holds = 0;
@@ -489,18 +487,15 @@ py::tuple HighThroughput::combine(const py::object& owner, const SharedUse& use,
   lane->holds = 0;
   const auto handle = address_of<mep_ep_handle_t>(spot->handle);
   const auto call = [=](mep_stream_t stream) {
-    mep_combine_send_t send;
-    mep_combine_send_defaults(&send);
-    send.y = y.numel() != 0 ? y.data_ptr() : out.data_ptr();  // of no rows
-    if (given.defined()) send.topk_weights = given.data_ptr<float>();
-    mep_combine_receive_t receive;
-    mep_combine_receive_defaults(&receive);
-    receive.num_tokens = static_cast<uint32_t>(tokens);
-    if (tokens != 0) receive.out = out.data_ptr();
-    if (back.defined()) receive.topk_weights = back.data_ptr<float>();
-    if (!added.empty()) receive.token_bias = added[0].data_ptr();
-    if (added.size() > 1) receive.token_bias2 = added[1].data_ptr();
-    return mep_combine(handle, &send, &receive, stream);
+    mep_combine_options_t sum;
+    mep_combine_options_defaults(&sum);
+    sum.num_tokens = static_cast<uint32_t>(tokens);
+    if (given.defined()) sum.topk_weights = given.data_ptr<float>();
+    if (back.defined()) sum.recv_topk_weights = back.data_ptr<float>();
+    if (!added.empty()) sum.token_bias = added[0].data_ptr();
+    if (added.size() > 1) sum.token_bias2 = added[1].data_ptr();
+    const void* const rows = y.numel() != 0 ? y.data_ptr() : out.data_ptr();  // of no rows
+    return mep_combine(handle, rows, tokens != 0 ? out.data_ptr() : nullptr, &sum, stream);
   };
   run(owner, lane->ep, 0, [&] { return call_once(call); }).raise_if_any();
   std::vector<at::Tensor> all_given = biases;

@@ -118,7 +118,7 @@ class HighThroughput : public BufferCalls, public std::enable_shared_from_this<H
   // The rows of an early dispatch.
   void receive(const py::object& owner, const Spot& spot,
                const std::shared_ptr<Received>& received) const;
-  void fill(const Received& received, mep_dispatch_receive_t* receive) const;
+  void fill(const Received& received, mep_dispatch_options_t* receive) const;
   at::Tensor make(at::IntArrayRef sizes, at::ScalarType type, bool zeros) const;
   // Memory for rows. zeros: those that do not come are.
   void make_rows(int64_t rows, bool zeros, const Rows& x, Received* received) const;

@@ -80,17 +80,8 @@ struct LowLatencyLanes::Dispatch {
 
 mep_result_t LowLatencyLanes::Dispatch::call(mep_ep_handle_t handle, mep_stream_t stream,
                                              bool sends, bool receives) const {
-  mep_dispatch_send_t send;
-  mep_dispatch_send_defaults(&send);
-  if (sends) {
-    send.num_tokens = static_cast<uint32_t>(x.size(0));
-    send.topk_idx_type = topk_idx.scalar_type() == at::kInt ? MEP_INT32 : MEP_INT64;
-    send.x = x.data_ptr();
-    send.x_stride_bytes = row_stride(x);
-    send.topk_idx = topk_idx.data_ptr();
-  }
-  mep_dispatch_receive_t receive;
-  mep_dispatch_receive_defaults(&receive);
+  mep_dispatch_options_t receive;
+  mep_dispatch_options_defaults(&receive);
   receive.recv_count = count.data_ptr<int32_t>();
   receive.layout_range = reinterpret_cast<mep_range_t*>(ranges.data_ptr<int64_t>());
   if (!count.is_cuda()) {
@@ -101,7 +92,16 @@ mep_result_t LowLatencyLanes::Dispatch::call(mep_ep_handle_t handle, mep_stream_
     }
     if (waits.has_value()) receive.wait_ns = waits->data_ptr<int64_t>();
   }
-  return mep_dispatch(handle, sends ? &send : nullptr, receives ? &receive : nullptr, stream);
+  if (!sends) return mep_dispatch_receive(handle, nullptr, &receive, stream);
+  const auto tokens = static_cast<uint32_t>(x.size(0));
+  receive.topk_idx_type = topk_idx.scalar_type() == at::kInt ? MEP_INT32 : MEP_INT64;
+  receive.x_stride_bytes = row_stride(x);
+  if (receives) {
+    return mep_dispatch(handle, x.data_ptr(), topk_idx.data_ptr(), nullptr, tokens, nullptr,
+                        &receive, stream);
+  }
+  return mep_dispatch_send(handle, x.data_ptr(), topk_idx.data_ptr(), nullptr, tokens, &receive,
+                           stream);
 }
 
 // Torch does the rest to what was received, on the current stream.
@@ -278,15 +278,11 @@ void LowLatencyLanes::dispatch_again(const py::object& owner, const Use& use,
   const auto bf16 = at::TensorOptions(at::kBFloat16).device(device());
   const at::Tensor zeros = at::zeros({use.tokens, hidden_}, bf16);
   const auto call = [=](mep_ep_handle_t handle, mep_stream_t stream) {
-    mep_dispatch_send_t send;
-    mep_dispatch_send_defaults(&send);
-    send.num_tokens = static_cast<uint32_t>(zeros.size(0));
-    send.topk_idx_type = index.scalar_type() == at::kInt ? MEP_INT32 : MEP_INT64;
-    send.x = zeros.data_ptr();
-    send.topk_idx = index.data_ptr();
-    mep_dispatch_receive_t receive;
-    mep_dispatch_receive_defaults(&receive);
-    return mep_dispatch(handle, &send, &receive, stream);
+    mep_dispatch_options_t options;
+    mep_dispatch_options_defaults(&options);
+    options.topk_idx_type = index.scalar_type() == at::kInt ? MEP_INT32 : MEP_INT64;
+    return mep_dispatch(handle, zeros.data_ptr(), index.data_ptr(), nullptr,
+                        static_cast<uint32_t>(zeros.size(0)), nullptr, &options, stream);
   };
   run(owner, use.lane, call, is_async).raise_if_any();
   if (is_async && is_on_gpu()) streams_->use_on_own({zeros, index});
@@ -430,19 +426,17 @@ py::tuple LowLatencyLanes::combine(const py::object& owner, const Use& use,
     // A hook has no use for rows that were sent.
     const auto given = sends ? x : std::nullopt;
     return [=](mep_ep_handle_t handle, mep_stream_t stream) {
-      mep_combine_send_t send;
-      mep_combine_send_defaults(&send);
-      send.y = given.has_value() ? given->data_ptr() : own_rows;
-      mep_combine_receive_t receive;
-      mep_combine_receive_defaults(&receive);
-      receive.num_tokens = static_cast<uint32_t>(sums.size(0));
-      if (weights.has_value()) receive.weights = weights->data_ptr<float>();
-      if (sums.size(0) != 0) {
-        receive.out = sums.data_ptr();
-        receive.out_stride_bytes = row_stride(sums);
-      }
-      if (waits.has_value()) receive.wait_ns = waits->data_ptr<int64_t>();
-      return mep_combine(handle, sends ? &send : nullptr, receives ? &receive : nullptr, stream);
+      const void* const y = given.has_value() ? given->data_ptr() : own_rows;
+      if (!receives) return mep_combine_send(handle, y, nullptr, stream);
+      mep_combine_options_t options;
+      mep_combine_options_defaults(&options);
+      options.num_tokens = static_cast<uint32_t>(sums.size(0));
+      if (weights.has_value()) options.weights = weights->data_ptr<float>();
+      void* const to = sums.size(0) != 0 ? sums.data_ptr() : nullptr;
+      if (to != nullptr) options.out_stride_bytes = row_stride(sums);
+      if (waits.has_value()) options.wait_ns = waits->data_ptr<int64_t>();
+      if (!sends) return mep_combine_receive(handle, to, &options, stream);
+      return mep_combine(handle, y, to, &options, stream);
     };
   };
   run(owner, use.lane, call_of(true, !is_hooked), is_async).raise_if_any();

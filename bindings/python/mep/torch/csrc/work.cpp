@@ -113,10 +113,10 @@ bool MepWork::advance(uint32_t wait_ms) {
     if (request == nullptr) continue;
     mep_result_t result = MEP_SUCCESS;
     OpInfo told(call_.active);
+    int32_t done = 0;
     if (wait_ms != 0) {
-      result = mep_request_wait(&request, wait_ms, told.info());
+      result = mep_request_wait(&request, wait_ms, &done, told.info());
     } else {
-      int32_t done = 0;
       result = mep_request_test(&request, &done, told.info());
     }
     if (request != nullptr) return false;
@@ -263,7 +263,9 @@ void MepWork::give_up() {
   {
     const std::lock_guard lock(comm_->mutex());
     for (mep_request_t& request : requests_) {
-      if (request == nullptr || mep_request_cancel(&request) != MEP_SUCCESS) continue;
+      int32_t cancelled = 0;
+      if (request == nullptr || mep_request_cancel(&request, &cancelled) != MEP_SUCCESS) continue;
+      if (cancelled == 0) continue;
       if (failed_ == nullptr) failed_ = closed_error(call_.name);
     }
     just_ended = advance(0);

@@ -92,7 +92,8 @@ mep_comm_t start_world(c10d::Store& store, const World::Place& place, std::optio
   mep_comm_config_t config;
   mep_comm_config_defaults(&config);
   // Nonblocking operations are of the host.
-  config.flags = MEP_COMM_SET_RANK | (gpu ? MEP_COMM_SET_DEVICE : MEP_COMM_PROGRESS_THREAD);
+  config.flags = MEP_COMM_SET_RANK | (gpu ? 0u : MEP_COMM_PROGRESS_THREAD);
+  config.device_type = gpu ? MEP_DEVICE_CUDA : MEP_DEVICE_HOST;
   config.device = gpu.value_or(0);
   config.rank = place.rank;
   config.size = place.size;
