@@ -474,7 +474,7 @@ class CaseRun {
       mep::CombineInput send{};
       send.y = own_y_ ? d.y->data() : to.memory.window + to.geometry.combine_out;
       mep::CombineOutput args{};
-      args.renormalizes = renormalize_;
+      args.flags = renormalize_ ? MEP_COMBINE_RENORMALIZE : 0;
       args.weights = new_weights_ ? d.weights->as<float>() : nullptr;
       args.bias = use_bias_ ? d.bias->data() : nullptr;
       args.out = d.out->data();

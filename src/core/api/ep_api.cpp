@@ -104,56 +104,20 @@ DispatchInput input_of(const Tokens& tokens, const mep_dispatch_options_t& optio
           .topk_weights = tokens.topk_weights};
 }
 
-DispatchOutput output_of(const mep_dispatch_options_t& options) {
-  return {.timeout_ms = options.timeout_ms,
-          .recv_x = options.recv_x,
-          .recv_capacity = options.recv_capacity,
-          .recv_scales = options.recv_scales,
-          .recv_scales_token_stride_bytes = options.recv_scales_token_stride_bytes,
-          .recv_scales_group_stride_bytes = options.recv_scales_group_stride_bytes,
-          .recv_count = options.recv_count,
-          .recv_count_host = options.recv_count_host,
-          .src_info = options.src_info,
-          .layout_range = options.layout_range,
-          .token_range = options.token_range,
-          .recv_topk_idx = options.recv_topk_idx,
-          .recv_topk_weights = options.recv_topk_weights,
-          .recv_total = options.recv_total,
-          .statistics = options.statistics,
-          .op_status = options.op_status,
-          .op_status_bytes = options.op_status_bytes,
-          .wait_ns = options.wait_ns,
-          .statistics_type = options.statistics_type};
-}
-
 // The outputs that a call for the counts looks at.
 DispatchOutput counts_of(const mep_dispatch_options_t& options) {
-  return {.counts_only = true,
-          .timeout_ms = options.timeout_ms,
-          .recv_count = options.recv_count,
-          .recv_count_host = options.recv_count_host,
-          .token_range = options.token_range,
-          .recv_total = options.recv_total};
+  DispatchOutput counts{};
+  counts.counts_only = true;
+  counts.timeout_ms = options.timeout_ms;
+  counts.recv_count = options.recv_count;
+  counts.recv_count_host = options.recv_count_host;
+  counts.token_range = options.token_range;
+  counts.recv_total = options.recv_total;
+  return counts;
 }
 
 CombineInput input_of(const void* y, const mep_combine_options_t& options) {
   return {.timeout_ms = options.timeout_ms, .y = y, .topk_weights = options.topk_weights};
-}
-
-CombineOutput output_of(void* out, const mep_combine_options_t& options) {
-  return {.renormalizes = (options.flags & MEP_COMBINE_RENORMALIZE) != 0,
-          .num_tokens = options.num_tokens,
-          .timeout_ms = options.timeout_ms,
-          .out = out,
-          .out_stride_bytes = options.out_stride_bytes,
-          .weights = options.weights,
-          .bias = options.bias,
-          .op_status = options.op_status,
-          .op_status_bytes = options.op_status_bytes,
-          .topk_weights = options.recv_topk_weights,
-          .wait_ns = options.wait_ns,
-          .token_bias = options.token_bias,
-          .token_bias2 = options.token_bias2};
 }
 
 // Like CallScope, for one buffer: each buffer is a channel of its own.
@@ -291,7 +255,8 @@ mep_result_t dispatch(mep_ep_handle_t handle, Part part, const Tokens& tokens, m
         }
         if (view != nullptr) MEP_TRY(view_of(handle->ep, state.buffer, view));
         const DispatchInput input = input_of(tokens, given);
-        const DispatchOutput output = part == Part::kCounts ? counts_of(given) : output_of(given);
+        const DispatchOutput output =
+            part == Part::kCounts ? counts_of(given) : DispatchOutput{given};
         return buffers.dispatch(state, sends ? &input : nullptr,
                                 part == Part::kSend ? nullptr : &output, stream);
       });
@@ -305,7 +270,7 @@ mep_result_t combine(mep_ep_handle_t handle, Part part, const void* y, void* out
         mep_combine_options_t given;
         MEP_TRY(read_options(options, "mep_combine_options_t", MEP_COMBINE_RENORMALIZE, &given));
         const CombineInput input = input_of(y, given);
-        const CombineOutput output = output_of(out, given);
+        const CombineOutput output{given, out};
         return buffers.combine(state, sends ? &input : nullptr,
                                part == Part::kSend ? nullptr : &output, stream);
       });

@@ -142,7 +142,7 @@ mep_result_t check_combine_call(int32_t device, const EpShape& shape, const EpCa
   MEP_TRY(check_optional(device, receive->token_bias, "token_bias"));
   MEP_TRY(check_optional(device, receive->token_bias2, "token_bias2"));
   MEP_TRY(check_optional(device, receive->out, "out"));
-  MEP_TRY(check_optional(device, receive->topk_weights, "recv_topk_weights"));
+  MEP_TRY(check_optional(device, receive->recv_topk_weights, "recv_topk_weights"));
   return check_optional(device, receive->op_status, "op_status");
 }
 

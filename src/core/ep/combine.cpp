@@ -292,6 +292,7 @@ void EpBuffer::sum_terms(const CombineOutput& sums) {
   if (weights == nullptr && weighs) weights = routing.weights.data();
   const size_t stride =
       sums.out_stride_bytes != 0 ? sums.out_stride_bytes : shape_.combine_row_bytes();
+  const bool renormalizes = (sums.flags & MEP_COMBINE_RENORMALIZE) != 0;
   const void* rows[MEP_MAX_TOP_K + 3];
   float row_weights[MEP_MAX_TOP_K + 3];
   for (uint32_t token = 0; token < routing.tokens; ++token) {
@@ -302,7 +303,7 @@ void EpBuffer::sum_terms(const CombineOutput& sums) {
       rows[count] = static_cast<const std::byte*>(bias) + token * shape_.combine_row_bytes();
       row_weights[count++] = 1;
     }
-    count += gather_outputs(token, weights, sums.renormalizes, rows + count, row_weights + count);
+    count += gather_outputs(token, weights, renormalizes, rows + count, row_weights + count);
     if (sums.bias != nullptr) {
       rows[count] = sums.bias;
       row_weights[count++] = 1;
@@ -316,7 +317,7 @@ mep_result_t EpBuffer::finish_combine(const CombineOutput& sums) {
   do {
     sum_terms(sums);
   } while (withdraw_overwritten());
-  if (sums.topk_weights != nullptr) sum_weights(sums.topk_weights);
+  if (sums.recv_topk_weights != nullptr) sum_weights(sums.recv_topk_weights);
   leave_peers_alone();
   agree_on_result();
   stage_ = Stage::kIdle;  // also where memory runs out in what follows

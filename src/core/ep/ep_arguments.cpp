@@ -157,7 +157,7 @@ mep_result_t check_combine_input(const EpShape& shape, const CombineInput& input
 
 mep_result_t check_combine_output(const EpShape& shape, const mep_ep_view_t& view, uint32_t tokens,
                                   const CombineOutput& output) {
-  if (output.topk_weights != nullptr && !shape.high_throughput()) {
+  if (output.recv_topk_weights != nullptr && !shape.high_throughput()) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "recv_topk_weights of a combine belong to MEP_EP_HIGH_THROUGHPUT");
   }

@@ -86,13 +86,13 @@ int ep_combine(const EpLaunch& launch, const CombineInput* send, const CombineOu
   }
   if (receive != nullptr) {
     a.receives = 1;
-    a.renormalize = receive->renormalizes ? 1 : 0;
+    a.renormalize = (receive->flags & MEP_COMBINE_RENORMALIZE) != 0 ? 1 : 0;
     a.weights = receive->weights;
     a.bias = static_cast<const std::byte*>(receive->bias);
     a.token_bias[0] = static_cast<const std::byte*>(receive->token_bias);
     a.token_bias[1] = static_cast<const std::byte*>(receive->token_bias2);
     a.out = static_cast<std::byte*>(receive->out);
-    a.out_weights = receive->topk_weights;
+    a.out_weights = receive->recv_topk_weights;
     a.out_stride = receive->out_stride_bytes != 0 ? receive->out_stride_bytes : g.combine_row;
     a.op_status = op_status_place(receive->op_status, receive->op_status_bytes, g.sizes.ranks);
   }
