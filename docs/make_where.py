@@ -71,7 +71,7 @@ AFTER = [
     ("PyTorch, backend `\"mep\"`", ("yes", "yes", "yes; messages of a group in the order of their calls"), [("tests/torch/gpu_test.py", "test_replacements"), ("docs/guide/pytorch.md", "Where GPUs are on several hosts")]),
     ("face of DeepEP, `mep.deep_ep`", ("yes", "yes", "yes"), [("tests/torch/deep_ep_gpu_test.py", "rank_streams")]),
     ("face of Mooncake, `mep.mooncake`", ("yes", "yes; a death raises in an operation on a GPU tensor", "the same as on one host"), [("docs/guide/mooncake.md", "what stands below holds for tensors of the CPU")]),
-    ("face of NIXL EP, `mep.nixl_ep`", ("yes", "built, never run", "built, never run"), [("docs/guide/nixl-ep.md", "It never ran on a")]),
+    ("face of NIXL EP, `mep.nixl_ep`", ("yes", "on one GPU; on several built, never run", "built, never run"), [("docs/guide/nixl-ep.md", "it never ran on several GPUs")]),
 ]
 # (file, the constant): how it is written there.
 NUMBERS = {
