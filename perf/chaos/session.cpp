@@ -345,7 +345,7 @@ std::vector<Life> run_threads(const Program& program, const Sabotage& sabotage,
   if (!program.maps) setenv("MEP_MAP", "0", 1);
   const mep_result_t result =
       mep_comm_init_all(static_cast<int32_t>(program.ranks), &config, worlds.data());
-  unsetenv("MEP_MAP");
+  if (!program.maps) unsetenv("MEP_MAP");
   if (result == MEP_ERR_UNSUPPORTED && program.device) return {};
   if (result != MEP_SUCCESS) {
     throw std::runtime_error(std::string("mep_comm_init_all: ") + mep_last_error());
