@@ -1,6 +1,7 @@
 // Collectives in which each rank that gives has a block for each rank that gets: alltoall, gather, scatter,
-// and with an operator reduce_scatter and reduce; allgather and broadcast where ranks of one host do not map each other. They differ in what the table says of them: who gives, who
-// gets, whether a buffer has a block for each rank, whether blocks are reduced.
+// and with an operator reduce_scatter and reduce; allgather and broadcast where ranks of one host do not map each
+// other. They differ in what the table says of them: who gives, who gets, whether a buffer has a block for each rank,
+// whether blocks are reduced.
 //
 //   Small  flat: every rank gives its whole contribution to all and takes its blocks out of those that
 //          come. In a scatter only the root gives; it is done then, like a broadcast's.
