@@ -115,6 +115,51 @@ void ranks_know_who_they_are(void**) {
   assert_int_equal(jobs.size(), 2);  // one name a job, another one for the next
 }
 
+// The variables of torch.distributed's env://: <rank size local_rank local_size address port>.
+std::string torch_variables_of(const std::vector<std::string>& options, size_t ranks) {
+  std::vector<std::string> words = options;
+  for (const char* word : {"--", "sh", "-c",
+                           "echo \"<$RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE "
+                           "${MASTER_ADDR-no} ${MASTER_PORT-no}>\""}) {
+    words.emplace_back(word);
+  }
+  std::string text;
+  assert_int_equal(run(words, &text), 0);
+  assert_int_equal(count_of(text, ">"), ranks);
+  return text;
+}
+
+void ranks_have_the_variables_of_torch(void**) {
+  for (const char* name : {"MASTER_ADDR", "MASTER_PORT", "MEP_RENDEZVOUS"}) unsetenv(name);
+  setenv("RANK", "7", 1);  // of somebody else
+  std::string text = torch_variables_of({"-n", "2"}, 2);
+  const std::string first = "<0 2 0 2 127.0.0.1 ";
+  const size_t at = text.find(first);
+  assert_true(at != std::string::npos);
+  const std::string port = text.substr(at + first.size(), text.find('>', at) - at - first.size());
+  assert_true(atoi(port.c_str()) > 0);
+  assert_int_equal(count_of(text, "<1 2 1 2 127.0.0.1 " + port + ">"), 1);  // one port for all
+
+  // Several hosts: where MEP meets, one port below it.
+  setenv("MEP_RENDEZVOUS", "node1:7000,node2:7100", 1);
+  text = torch_variables_of({"-n", "2", "--size", "4", "--rank-offset", "2"}, 2);
+  assert_int_equal(count_of(text, "<2 4 0 2 node1 6999>"), 1);
+  assert_int_equal(count_of(text, "<3 4 1 2 node1 6999>"), 1);
+  // The caller's own place stays.
+  setenv("MASTER_ADDR", "elsewhere", 1);
+  setenv("MASTER_PORT", "29500", 1);
+  text = torch_variables_of({"-n", "1", "--size", "2"}, 1);
+  assert_int_equal(count_of(text, "<0 2 0 1 elsewhere 29500>"), 1);
+  unsetenv("MASTER_ADDR");
+  unsetenv("MASTER_PORT");
+  // Hosts that meet in a directory: none of them is known.
+  setenv("MEP_RENDEZVOUS", "/shared/of/all", 1);
+  text = torch_variables_of({"-n", "1", "--size", "2"}, 1);
+  assert_int_equal(count_of(text, "<0 2 0 1 no no>"), 1);
+  unsetenv("MEP_RENDEZVOUS");
+  unsetenv("RANK");
+}
+
 void the_first_failing_rank_gives_the_status(void**) {
   std::string text;
   assert_int_equal(run({"-n", "2", "true"}, &text), 0);
@@ -378,6 +423,7 @@ int main(int argc, char** argv) {
   signal(SIGPIPE, SIG_IGN);
   const CMUnitTest tests[] = {
       cmocka_unit_test(ranks_know_who_they_are),
+      cmocka_unit_test(ranks_have_the_variables_of_torch),
       cmocka_unit_test(the_first_failing_rank_gives_the_status),
       cmocka_unit_test(who_ended_well_before_a_failure_is_told),
       cmocka_unit_test(the_hosts_job_is_named_by_where_it_meets),

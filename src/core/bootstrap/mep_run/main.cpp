@@ -36,8 +36,9 @@ constexpr const char* kHelp =
     "usage: mep_run -n N [OPTION]... [--] COMMAND [ARGUMENT]...\n"
     "\n"
     "Starts N ranks of a MEP job on this host. Each finds its rank, the size and the\n"
-    "job's name in its environment (MEP_RANK, MEP_SIZE, MEP_JOB, MEP_LOCAL_RANK). A\n"
-    "rank that dies takes nobody with it.\n"
+    "job's name in its environment (MEP_RANK, MEP_SIZE, MEP_JOB, MEP_LOCAL_RANK), and\n"
+    "what torch.distributed reads (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,\n"
+    "MASTER_ADDR, MASTER_PORT). A rank that dies takes nobody with it.\n"
     "\n"
     "  -n N            number of ranks here\n"
     "  --size N        number of ranks of the world, when other hosts have more of\n"
@@ -181,6 +182,29 @@ std::string name_of_hosts(const std::string& rendezvous) {
   return name + "-" + std::to_string(lowest);
 }
 
+// Where the ranks' torch.distributed meets, unless the caller named a place. On one host a port that is free now; over
+// several the first address of MEP_RENDEZVOUS, one port below MEP's own, as MEP meets one above torch's under torchrun.
+// Ranks that meet in a directory get none: no host of theirs is known here.
+void add_torch_store(const std::string& rendezvous, bool is_one_host,
+                     ProcessGroup::Options* group) {
+  std::string host = "127.0.0.1";
+  uint16_t port = 0;
+  if (is_one_host) {
+    UniqueFd listener;
+    bool taken = false;
+    if (listen_tcp(nullptr, &listener, &taken, &port) != MEP_SUCCESS) return;
+  } else {
+    std::vector<ListedAddress> listed;
+    if (rendezvous.empty() || rendezvous.find('/') != std::string::npos ||
+        parse_address_list(rendezvous, &listed) != MEP_SUCCESS || listed[0].port < 2) {
+      return;
+    }
+    host = listed[0].host;
+    port = static_cast<uint16_t>(listed[0].port - 1);
+  }
+  group->defaults = {{"MASTER_ADDR", host}, {"MASTER_PORT", std::to_string(port)}};
+}
+
 // True: go on; else *status is what to leave with.
 bool parse_arguments(int argc, char** argv, RunOptions* options, int* status) {
   Numbers numbers;
@@ -219,6 +243,7 @@ bool parse_arguments(int argc, char** argv, RunOptions* options, int* status) {
       options->group.job = name_of_hosts(rendezvous);
     }
   }
+  add_torch_store(rendezvous, world_size == 0 || world_size == size, &options->group);
   options->group.command.assign(argv + first, argv + argc);
   return true;
 }

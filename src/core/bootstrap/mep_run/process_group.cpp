@@ -201,15 +201,18 @@ void ProcessGroup::become_rank(int32_t rank, bool is_replacement, int error_pipe
     dup2(output[1], STDERR_FILENO);
   }
   // NOLINTBEGIN(concurrency-mt-unsafe): in a new process with one thread
-  setenv("MEP_RANK", std::to_string(world_rank(rank)).c_str(), 1);
-  setenv("MEP_LOCAL_RANK", std::to_string(rank).c_str(), 1);
   const int32_t world_size = options_.world_size != 0 ? options_.world_size : options_.size;
-  setenv("MEP_SIZE", std::to_string(world_size).c_str(), 1);
+  const std::pair<const char*, int32_t> numbers[] = {
+      {"MEP_RANK", world_rank(rank)},     {"MEP_LOCAL_RANK", rank}, {"MEP_SIZE", world_size},
+      {"RANK", world_rank(rank)},         {"LOCAL_RANK", rank},     {"WORLD_SIZE", world_size},
+      {"LOCAL_WORLD_SIZE", options_.size}};
+  for (const auto& [name, value] : numbers) setenv(name, std::to_string(value).c_str(), 1);
   setenv("MEP_JOB", options_.job.c_str(), 1);
   if (page_.found()) {
     setenv(LaunchPage::kVariable, std::to_string(page_.fd()).c_str(), 1);
     fcntl(page_.fd(), F_SETFD, 0);
   }
+  for (const auto& [name, value] : options_.defaults) setenv(name.c_str(), value.c_str(), 0);
   for (const auto& [name, value] : options_.environment) setenv(name.c_str(), value.c_str(), 1);
   if (is_replacement) {
     setenv("MEP_JOIN", "1", 1);

@@ -32,7 +32,9 @@ class ProcessGroup {
     int32_t world_size = 0;
     std::string job;          // empty: a new one that no other job has
     bool tag_output = false;  // "[RANK] " before each line of output
-    std::vector<std::pair<std::string, std::string>> environment;  // beside the MEP_* of each rank
+    // Variables of the ranks: what the owner's environment has, `defaults` where it lacks the name, `environment`.
+    std::vector<std::pair<std::string, std::string>> defaults;
+    std::vector<std::pair<std::string, std::string>> environment;
   };
   struct Exit {
     int32_t rank = -1;
