@@ -126,7 +126,7 @@ __device__ void counted(CollState* state, const CollCall& call, const CollBlocks
   if (!exchange_lengths(state, frame, blocks, &most, &fits)) return;
   const uint64_t first = frame->step + 1;
   const CollChunks chunks(state->layout, most);
-  if (threadIdx.x == 0) frame->chunks = chunks.count();
+  if (threadIdx.x == 0) atomicExch(&frame->chunks, (unsigned long long)chunks.count());
   if (!fits) return refuse_lengths(state, frame, first);
   const bool all_here = run_pipeline<1>(
       state, frame, chunks.count(), kHalfSenders,
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kCollThreads, 1)
           take_counted(team, state, *frame, call, blocks, chunk);
         });
       },
-      [](const CollFrame& frame) { return 2 + frame.chunks; });
+      [](CollFrame& frame) { return 2 + frame.told_chunks(); });
 }
 
 template <typename Type>
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kCollThreads, 1)
               reduce_counted<Type>(team, state, frame, call, blocks, chunk);
             });
       },
-      [](const CollFrame& frame) { return 2 + frame.chunks; });
+      [](CollFrame& frame) { return 2 + frame.told_chunks(); });
 }
 
 }  // namespace

@@ -40,10 +40,10 @@ struct CollFrame {
   uint32_t cursor;                 // this rank's place among them
   int32_t refused;                 // the operation ends at once with this
   uint32_t failed;
-  uint32_t mismatched;  // a member calls something else
-  uint32_t finished;    // the data threads of CTA 0
-  uint64_t stopped_at;  // of a pipeline: its number when it failed
-  uint64_t chunks;      // with counts: those of the longest block; 0: not known
+  uint32_t mismatched;        // a member calls something else
+  uint32_t finished;          // the data threads of CTA 0
+  uint64_t stopped_at;        // of a pipeline: its number when it failed
+  unsigned long long chunks;  // of the longest block; 0: no counts. Atomic, for compute-sanitizer
   // See coll/registered.cuh. The numbers of the newest and the oldest piece of any offer, the latter with all bits inverted.
   unsigned long long offer, newest, oldest_inverted;
   uint32_t offers;  // as in CollState
@@ -56,6 +56,7 @@ struct CollFrame {
     return place < members ? place : place - members;
   }
   __device__ uint32_t member_after(uint32_t count) const { return member[cursor_after(count)]; }
+  __device__ unsigned long long told_chunks() { return atomicAdd(&chunks, 0ull); }
 };
 
 // The barriers of a CTA. 0 is that of __syncthreads(), which nobody calls here.
@@ -513,7 +514,7 @@ struct CollLeader {
     }
     if (result == MEP_ERR_MISMATCH) {
       state->seq = frame->seq;
-      state->step = frame->step + (frame->chunks == 0 ? 1 : 2);  // the lengths were told, too
+      state->step = frame->step + (frame->told_chunks() == 0 ? 1 : 2);  // 2: lengths were told
       store_word(mismatch_word(state->windows[state->rank]), frame->seq);
     }
     if (result != MEP_SUCCESS) {
