@@ -13,9 +13,6 @@ namespace mep::perf {
 namespace {
 
 constexpr int kNcclSuccess = 0;
-struct NcclId {
-  char bytes[128];
-};
 
 // ncclDataType_t; -1: there is none.
 int nccl_type(mep_dtype_t dtype) {
@@ -72,8 +69,11 @@ class NcclLibrary {
     return library;
   }
 
-  int (*get_unique_id)(NcclId*) = nullptr;
-  int (*comm_init_rank)(void**, int, NcclId, int) = nullptr;
+  struct Id {
+    char bytes[128];
+  };
+  int (*get_unique_id)(Id*) = nullptr;
+  int (*comm_init_rank)(void**, int, Id, int) = nullptr;
   int (*comm_destroy)(void*) = nullptr;
   int (*group_start)() = nullptr;
   int (*group_end)() = nullptr;
@@ -129,8 +129,8 @@ NcclRank::NcclRank(DeviceContext& context) : context_(context), library_(NcclLib
   require(mep_comm_rank(context.comm(), &rank), "mep_comm_rank");
   require(mep_comm_size(context.comm(), &size), "mep_comm_size");
   context.use();
-  auto* place = context.allocate<NcclId>(1);
-  NcclId id{};
+  auto* place = context.allocate<NcclLibrary::Id>(1);
+  NcclLibrary::Id id{};
   if (rank == 0) library_.require(library_.get_unique_id(&id), "ncclGetUniqueId");
   context.upload(place, &id, sizeof id);
   require(mep_broadcast(place, place, sizeof id, MEP_UINT8, 0, context.comm(), context.stream()),
