@@ -53,7 +53,8 @@ typedef int32_t mep_result_t;
 
 enum {
   MEP_SUCCESS = 0,
-  MEP_PARTIAL = 1,     /* done, without the contribution of a rank that left the view (opt-in) */
+  MEP_PARTIAL = 1,     /* done, without the contribution of a rank that left the view, by choice:
+                          mep_ep_loss_t */
   MEP_IN_PROGRESS = 2, /* in records and lists of results: the operation goes on; no function
                           returns it */
 
@@ -160,16 +161,10 @@ typedef void* mep_stream_t;
 /* Bits of mep_comm_config_t.flags. */
 enum {
   MEP_COMM_SET_RANK = 1u << 0, /* rank is given; 0 is a rank, and size may come from elsewhere */
-  MEP_COMM_PARTIAL = 1u << 3,  /* dispatch and combine may return MEP_PARTIAL */
-  MEP_COMM_UNIFORM = 1u << 4,  /* dispatch and combine end on all ranks by one result: the gravest,
-                                      or what a change of the members on the way says. One round
-                                      more, on the comm: they are ordered with its collectives, one
-                                      thread calls both, and what was sent and failed is received
-                                      all the same */
-  MEP_COMM_AUTO_RECOVER = 1u << 5, /* admit ready joiners at a barrier on the world */
-  MEP_COMM_PROGRESS_THREAD =
-      1u << 7 /* a thread of the library carries nonblocking operations on while the program does
-                 something else; or MEP_PROGRESS_THREAD=1. Each rank's own choice. */
+  MEP_COMM_AUTO_RECOVER = 1u << 1, /* admit ready joiners at a barrier on the world */
+  /* A thread of the library carries nonblocking operations on while the program does something
+   * else; or MEP_PROGRESS_THREAD=1. Each rank's own choice. */
+  MEP_COMM_PROGRESS_THREAD = 1u << 2
 };
 
 /* Where a communicator's buffers are. CUDA_BY_RANK chooses the GPU of number n modulo the number of
@@ -327,20 +322,25 @@ MEP_API mep_result_t mep_mem_alloc(mep_comm_t comm, size_t bytes, uint32_t flags
                                    void** memory);
 MEP_API mep_result_t mep_mem_free(mep_comm_t comm, void* memory);
 
-/* Registers GPU memory of mep_mem_alloc, of one size on all ranks: where that is faster, peers then
- * read an operation's send buffer where it lies, and never write it. Bits and errors of the
- * operation are the same; docs/guide/gpus.md says which operations gain. Collective: every rank
- * calls it, in one order with the communicator's operations, while its streams are idle; blocks
- * until all have mapped it, at most timeout_ms. Does nothing on hosts and where GPUs do not map
- * each other. A view that admits a rank ends all registrations; so do mep_comm_deregister,
- * collective in the same way, and the end of the communicator; mep_mem_free lets go of the memory
- * after that. Errors: MEP_ERR_INVALID_ARGUMENT (no such memory; the others get MEP_ERR_MISMATCH),
- * MEP_ERR_MISMATCH (another size, or other memory is deregistered), MEP_ERR_BUSY (operations run),
- * MEP_ERR_CAPACITY (32 at a time), MEP_ERR_UNSUPPORTED (another rank cannot map it),
- * MEP_ERR_NO_MEMORY, MEP_ERR_DEVICE, those of mep_allreduce; after an error nothing has changed on
- * any rank. 0.3 */
-MEP_API mep_result_t mep_comm_register(mep_comm_t comm, void* memory);
-MEP_API mep_result_t mep_comm_deregister(mep_comm_t comm, void* memory);
+/* Memory that mep_comm_register has registered; 0: none. 0.4 */
+typedef uint64_t mep_registration_t;
+
+/* Registers `bytes` bytes of GPU memory from `memory` on: peers may then read an operation's send
+ * buffer in it where it lies, and never write it. Bits and errors of the operation are the same;
+ * docs/guide/gpus.md says which operations gain. Collective: every rank calls it, with the same
+ * bytes, in one order with the communicator's operations, while its streams are idle; blocks until
+ * all have mapped it, at most timeout_ms. Does nothing on hosts and where GPUs do not map each
+ * other: *registration is 0. A view that admits a rank ends all registrations; so do
+ * mep_comm_deregister, collective in the same way, and the end of the communicator; memory that is
+ * freed before lives until then. Errors: MEP_ERR_UNSUPPORTED (the memory is not within one piece of
+ * mep_mem_alloc on this GPU, or another rank cannot map its peers'), MEP_ERR_MISMATCH (ranks gave
+ * other sizes, one gave memory that cannot be registered, or they deregister different memory),
+ * MEP_ERR_INVALID_ARGUMENT (no such registration), MEP_ERR_BUSY (operations run), MEP_ERR_CAPACITY
+ * (32 at a time), MEP_ERR_NO_MEMORY, MEP_ERR_DEVICE, those of mep_allreduce; after an error nothing
+ * has changed on any rank. 0.3; bytes and registration 0.4 */
+MEP_API mep_result_t mep_comm_register(mep_comm_t comm, const void* memory, size_t bytes,
+                                       mep_registration_t* registration);
+MEP_API mep_result_t mep_comm_deregister(mep_comm_t comm, mep_registration_t registration);
 
 /* For bindings that cannot say when the last pointer goes. mep_mem_free_keep and
  * mep_ep_destroy_keep do what mep_mem_free and mep_ep_destroy do, with their errors, but the
@@ -1027,6 +1027,30 @@ enum { MEP_SCALE_FLOAT32 = 0, MEP_SCALE_UE8M0 = 1 };
 typedef uint32_t mep_scale_layout_t;
 enum { MEP_SCALE_ROW_MAJOR = 0, MEP_SCALE_COLUMN_MAJOR = 1 };
 
+/* Says how dispatch and combine end when a rank has gone whose rows or terms they lack. They
+ * deliver all others in each case. docs/guide/failures.md has a table of each call. 0.4
+ *   FAILS    MEP_ERR_PEER_FAILED, each rank by its own data. A change of the membership that no
+ *            call of this rank has reported is reported by its next call on the buffer, which does
+ *            nothing else.
+ *   PARTIAL  the same, but MEP_PARTIAL, which is no error, in place of MEP_ERR_PEER_FAILED.
+ *   UNIFORM  one result on all ranks: the gravest that one of them has, or what the change says,
+ *            reported once on each buffer by the same call on all ranks. That costs one round more,
+ *            on the comm: the calls are ordered with its collectives, one thread makes both, and
+ *            what was sent and failed is received all the same. Hosts.
+ *   IN_STEP  MEP_PARTIAL, and no call only reports: for programs that go on without an agreement,
+ *            each rank makes its next call whatever the last returned. A call that another rank had
+ *            made when the change came is over on all: a rank that makes it later gets
+ *            MEP_ERR_PEER_FAILED, with nothing received. On GPUs the record at op_status says so,
+ *            and a call waits while a view change is decided; calls that a graph captured are not
+ *            counted. */
+typedef uint32_t mep_ep_loss_t;
+enum {
+  MEP_EP_LOSS_FAILS = 0,
+  MEP_EP_LOSS_PARTIAL = 1,
+  MEP_EP_LOSS_UNIFORM = 2,
+  MEP_EP_LOSS_IN_STEP = 3
+};
+
 enum { MEP_MAX_TOP_K = 64, MEP_MAX_EP_BUFFERS = 8, MEP_MAX_EP_NAME_BYTES = 65535 };
 
 /* Rows that follow each other. */
@@ -1036,19 +1060,12 @@ typedef struct mep_range_t {
 } mep_range_t;
 
 enum {
-  /* Expanded: the library keeps no memory for rows, scales and y, so each dispatch gives recv_x, and
-   * recv_scales where rows have scales; the view has NULL for them. 0.2 */
+  /* Expanded: the library keeps no memory for rows, scales and y, so each dispatch gives recv_x,
+   * and recv_scales where rows have scales; the view has NULL for them. 0.2 */
   MEP_EP_NO_ROW_MEMORY = 1u << 0,
-  /* The calls of the ranks stay in step when ranks go, for programs that go on without an agreement:
-   * each rank makes its next call whatever the last returned. No call only reports a change of the
-   * membership. A call that another rank had made when the change came is over on all: a rank that
-   * makes it later gets MEP_ERR_PEER_FAILED, with nothing received. On GPUs the record at op_status
-   * says so, and a call waits while a view change is decided; calls that a graph captured are not
-   * counted. Not with MEP_COMM_UNIFORM, the same on all ranks. 0.2 */
-  MEP_EP_IN_STEP = 1u << 1,
   /* High throughput: the library keeps no memory for y, a third of what a GPU gives: each combine
    * gives y, and is mep_combine; the view's combine_input is NULL. The same on all ranks. 0.3 */
-  MEP_EP_NO_COMBINE_MEMORY = 1u << 2
+  MEP_EP_NO_COMBINE_MEMORY = 1u << 1
 };
 
 typedef struct mep_ep_config_t {
@@ -1078,6 +1095,8 @@ typedef struct mep_ep_config_t {
    * combine_type (0: bf16) speak of y and out alone. row_bytes 0: rows have types. 0.3 */
   uint32_t row_bytes;
   uint32_t side_bytes;
+  mep_ep_loss_t on_loss; /* 0.4 */
+  uint32_t reserved;     /* must be 0 */
 } mep_ep_config_t;
 static inline void mep_ep_config_defaults(mep_ep_config_t* config) {
   mep_struct_init(config, sizeof *config);
@@ -1199,9 +1218,9 @@ enum {
 
 /* Options of a dispatch; a zero field is its default. A call reads the fields of what it does.
  * Outputs are memory of the caller's, no part of the library's; NULL: not wanted. Rows that have no
- * such memory lie in the library's (mep_ep_buffer_view). recv_x and recv_scales, where given, get the
- * rows in place of the view's, which are undefined then; the other arrays are copies, the view has
- * them too. 0.4 */
+ * such memory lie in the library's (mep_ep_buffer_view). recv_x and recv_scales, where given, get
+ * the rows in place of the view's, which are undefined then; the other arrays are copies, the view
+ * has them too. 0.4 */
 typedef struct mep_dispatch_options_t {
   uint32_t struct_size;
   /* To send. */
@@ -1299,13 +1318,10 @@ static inline void mep_combine_options_defaults(mep_combine_options_t* options) 
  * (another thread is inside a call on the buffer), MEP_ERR_INVALID_ARGUMENT (an expert out of range
  * or twice in a row: names token and value, and nothing was sent; nothing was sent that could be
  * received), MEP_ERR_CAPACITY (receive again with more room), and those of collectives. It is a
- * personal operation: with a rank gone the result is MEP_PARTIAL (opt-in) or MEP_ERR_PEER_FAILED by
- * each rank's own data, and counts and layout_range cover complete rows only. A change of the
- * membership that no call of this rank on the comm has reported is reported by its next dispatch or
- * combine there, which does nothing else; the comm's collectives report it all the same. With
- * MEP_COMM_UNIFORM each buffer reports it once, by the same call on all ranks, whatever else has
- * reported it; these calls count as calls of the comm, so a collective reports it only if it comes
- * before the first of them. 0.4 */
+ * personal operation: what it returns with a rank gone is mep_ep_loss_t; counts and layout_range
+ * cover complete rows only. The comm's collectives report the change all the same; with
+ * MEP_EP_LOSS_UNIFORM, whose calls count as calls of the comm, only if they come before the first
+ * of them. 0.4 */
 MEP_API mep_result_t mep_dispatch(mep_ep_handle_t handle, const void* x, const void* topk_idx,
                                   const float* topk_weights, uint32_t num_tokens,
                                   mep_ep_view_t* view, const mep_dispatch_options_t* options,
@@ -1333,7 +1349,7 @@ MEP_API mep_result_t mep_dispatch_receive(mep_ep_handle_t handle, mep_ep_view_t*
  * y: [E_local, R*M, H] combine type, combine_input of the view or memory of the caller; high
  * throughput: [recv_total, H]. out: [T, H] combine type, no memory of the view. options: or NULL.
  * While this rank's tokens are routed to experts of an absent rank, each combine returns
- * MEP_PARTIAL (opt-in) or MEP_ERR_PEER_FAILED, with the sum of the others in out:
+ * MEP_ERR_PEER_FAILED or MEP_PARTIAL by mep_ep_loss_t, with the sum of the others in out:
  * mep_ep_set_expert_map routes around it, and so does -1. Sending gives the buffer's received rows
  * back to the senders, and returns when y may be overwritten if it is the caller's (the library's
  * own, combine_input: after the next dispatch on the buffer was received; one that only reports a

@@ -114,16 +114,18 @@ module mep_c
       type(c_ptr), value :: memory
     end function mep_mem_free
 
-    integer(c_int32_t) function mep_comm_register(comm, memory) bind(C)
-      import :: c_int32_t, c_ptr, mep_comm_t
+    integer(c_int32_t) function mep_comm_register(comm, memory, bytes, registration) bind(C)
+      import :: c_int32_t, c_int64_t, c_ptr, c_size_t, mep_comm_t
       type(mep_comm_t), value :: comm
       type(c_ptr), value :: memory
+      integer(c_size_t), value :: bytes
+      integer(c_int64_t), intent(out) :: registration
     end function mep_comm_register
 
-    integer(c_int32_t) function mep_comm_deregister(comm, memory) bind(C)
-      import :: c_int32_t, c_ptr, mep_comm_t
+    integer(c_int32_t) function mep_comm_deregister(comm, registration) bind(C)
+      import :: c_int32_t, c_int64_t, mep_comm_t
       type(mep_comm_t), value :: comm
-      type(c_ptr), value :: memory
+      integer(c_int64_t), value :: registration
     end function mep_comm_deregister
 
     integer(c_int32_t) function mep_mem_free_keep(comm, memory, kept) bind(C)

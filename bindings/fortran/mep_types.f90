@@ -67,10 +67,8 @@ module mep_types
   integer(c_int32_t), parameter, public :: MEP_XOR = 8
 
   integer(c_int32_t), parameter, public :: MEP_COMM_SET_RANK = 1
-  integer(c_int32_t), parameter, public :: MEP_COMM_PARTIAL = 8
-  integer(c_int32_t), parameter, public :: MEP_COMM_UNIFORM = 16
-  integer(c_int32_t), parameter, public :: MEP_COMM_AUTO_RECOVER = 32
-  integer(c_int32_t), parameter, public :: MEP_COMM_PROGRESS_THREAD = 128
+  integer(c_int32_t), parameter, public :: MEP_COMM_AUTO_RECOVER = 2
+  integer(c_int32_t), parameter, public :: MEP_COMM_PROGRESS_THREAD = 4
 
   integer(c_int32_t), parameter, public :: MEP_DEVICE_HOST = 0
   integer(c_int32_t), parameter, public :: MEP_DEVICE_CUDA = 1
@@ -123,9 +121,13 @@ module mep_types
   integer(c_int32_t), parameter, public :: MEP_SCALE_ROW_MAJOR = 0
   integer(c_int32_t), parameter, public :: MEP_SCALE_COLUMN_MAJOR = 1
 
+  integer(c_int32_t), parameter, public :: MEP_EP_LOSS_FAILS = 0
+  integer(c_int32_t), parameter, public :: MEP_EP_LOSS_PARTIAL = 1
+  integer(c_int32_t), parameter, public :: MEP_EP_LOSS_UNIFORM = 2
+  integer(c_int32_t), parameter, public :: MEP_EP_LOSS_IN_STEP = 3
+
   integer(c_int32_t), parameter, public :: MEP_EP_NO_ROW_MEMORY = 1
-  integer(c_int32_t), parameter, public :: MEP_EP_NO_COMBINE_MEMORY = 4
-  integer(c_int32_t), parameter, public :: MEP_EP_IN_STEP = 2
+  integer(c_int32_t), parameter, public :: MEP_EP_NO_COMBINE_MEMORY = 2
   integer(c_int32_t), parameter, public :: MEP_DISPATCH_REPLAY = 1
   integer(c_int32_t), parameter, public :: MEP_COMBINE_RENORMALIZE = 1
 
@@ -277,7 +279,7 @@ module mep_types
   end type mep_range_t
 
   type, bind(C), public :: mep_ep_config_t
-    integer(c_int32_t) :: struct_size = 88
+    integer(c_int32_t) :: struct_size = 96
     integer(c_int32_t) :: flags = 0
     type(c_ptr) :: name = c_null_ptr
     integer(c_int32_t) :: layout = 0
@@ -298,6 +300,8 @@ module mep_types
     integer(c_int32_t) :: max_replicas = 0
     integer(c_int32_t) :: row_bytes = 0
     integer(c_int32_t) :: side_bytes = 0
+    integer(c_int32_t) :: on_loss = 0
+    integer(c_int32_t) :: reserved = 0
   end type mep_ep_config_t
 
   type, bind(C), public :: mep_ep_size_t

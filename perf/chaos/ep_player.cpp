@@ -56,6 +56,7 @@ bool EpPlayer::make(uint32_t number, uint32_t first_serial) {
     config.layout = shape.high_throughput ? MEP_EP_HIGH_THROUGHPUT
                     : shape.slotted       ? MEP_EP_SLOTTED
                                           : MEP_EP_LOW_LATENCY;
+    config.on_loss = player_.program_.on_loss;
     // Apart from other objects that are made in this step.
     const uint32_t part = number << 8 | attempt;
     player_.begin(What::kEpCreate, part, shape.comm);
@@ -311,7 +312,7 @@ bool EpPlayer::combine(const Step& step, Object* object, uint32_t index, Halves 
 }
 
 bool EpPlayer::is_uniform() const {
-  return (player_.program_.flags & MEP_COMM_UNIFORM) != 0;
+  return player_.program_.on_loss == MEP_EP_LOSS_UNIFORM;
 }
 
 mep_stream_t EpPlayer::stream() const {
@@ -351,7 +352,7 @@ bool EpPlayer::note(What what, const Step& step, Object* object, uint32_t index,
   said.info = last_op(*object, index, ranks);
   said.failed = ranks->failed;
   player_.end(what, part, comm, &player_.comms_[comm], said, 0, text);
-  if (*result == MEP_PARTIAL && (player_.program_.flags & MEP_COMM_PARTIAL) == 0) {
+  if (*result == MEP_PARTIAL && player_.program_.on_loss != MEP_EP_LOSS_PARTIAL) {
     player_.wrong(what, part, comm, "MEP_PARTIAL, which nobody has asked for");
   }
   if (on_gpu) return is_enqueued;

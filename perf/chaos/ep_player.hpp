@@ -3,7 +3,7 @@
 //
 // Dispatch and combine are personal: after a failure each rank may have come as far as it happened to.
 // A rank that meets trouble stops; all ranks of the comm then meet in an allreduce, and if one had trouble the
-// object is made anew. With MEP_COMM_UNIFORM all have the same results, so all stop at the same place.
+// object is made anew. With MEP_EP_LOSS_UNIFORM all have the same results, so all stop at the same place.
 //
 // On GPUs each call goes on the rank's stream, and is waited for at once.
 #pragma once

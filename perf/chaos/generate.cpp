@@ -91,9 +91,11 @@ void Generator::choose_job() {
   }
   choose_hosts(std::min(hosts, program_.ranks));
   has_ep_ = random_.percent(30) && limits_.ep;
-  // On GPUs an EP object does not take it.
-  if (has_ep_ && random_.percent(30) && !limits_.device) program_.flags |= MEP_COMM_UNIFORM;
-  if (has_ep_ && random_.percent(40)) program_.flags |= MEP_COMM_PARTIAL;
+  const bool is_uniform = has_ep_ && random_.percent(30) && !limits_.device;  // hosts alone have it
+  const bool is_partial = has_ep_ && random_.percent(40);
+  program_.on_loss = is_uniform   ? MEP_EP_LOSS_UNIFORM
+                     : is_partial ? MEP_EP_LOSS_PARTIAL
+                                  : MEP_EP_LOSS_FAILS;
   Comm world{kWorld, {}};
   for (uint32_t slot = 0; slot < program_.ranks; ++slot) world.slots.push_back(slot);
   comms_.push_back(world);

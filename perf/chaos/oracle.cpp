@@ -119,10 +119,10 @@ class Judge {
     if (only_stops(fault.kind)) return false;
     return fault.kind != FaultKind::kStopInJoin || fault.ends_killed;
   }
-  // With MEP_COMM_UNIFORM all ranks have one result of a dispatch or combine, where it ends.
+  // With MEP_EP_LOSS_UNIFORM all ranks have one result of a dispatch or combine, where it ends.
   bool is_compared(const Record& record) const {
     if (is_replicated(record.what)) return true;
-    if ((program_.flags & MEP_COMM_UNIFORM) == 0) return false;
+    if (program_.on_loss != MEP_EP_LOSS_UNIFORM) return false;
     return is_personal(record.what) && (record.part & 1) != 0;
   }
   // Null: it is no collective of the program.

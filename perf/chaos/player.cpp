@@ -61,7 +61,6 @@ const char* name_of(What what) {
 mep_comm_config_t config_of(const Program& program, uint32_t slot) {
   mep_comm_config_t config;
   mep_comm_config_defaults(&config);
-  config.flags = program.flags;
   if (has_progress_thread(program, slot)) config.flags |= MEP_COMM_PROGRESS_THREAD;
   config.size = static_cast<int32_t>(program.ranks);
   config.max_size = static_cast<int32_t>(program.max_ranks);

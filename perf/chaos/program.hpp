@@ -125,9 +125,9 @@ struct Program {
   uint32_t max_ranks = 2;
   std::vector<uint32_t> hosts;  // by slot
   std::string transports;
-  uint32_t flags = 0;   // MEP_COMM_*
-  bool maps = true;     // else with MEP_MAP=0
-  bool device = false;  // communicators are on GPUs
+  mep_ep_loss_t on_loss = MEP_EP_LOSS_FAILS;  // of each EP object
+  bool maps = true;                           // else with MEP_MAP=0
+  bool device = false;                        // communicators are on GPUs
   bool dies_in_init = false;
   uint32_t suspect_ms = kSuspectMs;
   uint32_t patience =

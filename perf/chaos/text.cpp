@@ -127,9 +127,9 @@ std::string Program::text_of(uint32_t number) const {
 
 std::string Program::text() const {
   std::string text =
-      formatted("program %llu, mode %s: %u ranks (at most %u), transports %s%s, flags %u, hosts",
+      formatted("program %llu, mode %s: %u ranks (at most %u), transports %s%s, on loss %u, hosts",
                 static_cast<unsigned long long>(seed), name_of(mode), ranks, max_ranks,
-                transports.c_str(), maps ? "" : " (put only)", flags);
+                transports.c_str(), maps ? "" : " (put only)", on_loss);
   text += list_of(hosts) + "\n";
   if (suspect_ms != kSuspectMs) text += formatted("suspected after %u ms\n", suspect_ms);
   for (size_t i = 0; i < eps.size(); ++i) {

@@ -47,7 +47,7 @@ for name, struct in structs.items():
 
 # Functions: the same ones, with arguments of the same kinds.
 KINDS = {"int32_t": "int32", "mep_result_t": "int32", "uint32_t": "uint32", "mep_dtype_t": "uint32",
-         "mep_op_t": "uint32", "uint64_t": "uint64", "size_t": "uint64", "void": "void"}
+         "mep_op_t": "uint32", "mep_registration_t": "uint64", "uint64_t": "uint64", "size_t": "uint64", "void": "void"}
 PYTHON_KINDS = {ctypes.c_int32: "int32", ctypes.c_uint32: "uint32", ctypes.c_uint64: "uint64",
                 ctypes.c_size_t: "uint64", None: "void"}
 findings.same_names("Python, functions", mep_h.functions, abi.FUNCTIONS)

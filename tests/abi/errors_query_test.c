@@ -108,12 +108,15 @@ static void registered_memory(void** state) {
   void* memory = NULL;
   MUST(mep_comm_init(NULL, &comm));
   MUST(mep_mem_alloc(comm, 5000, 0, 0, &memory));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_register(NULL, memory));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_register(comm, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_deregister(NULL, memory));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_deregister(comm, NULL));
-  MUST(mep_comm_register(comm, memory));
-  MUST(mep_comm_deregister(comm, memory));
+  mep_registration_t registration = 7;
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_register(NULL, memory, 5000, &registration));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_register(comm, NULL, 5000, &registration));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_register(comm, memory, 0, &registration));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_register(comm, memory, 5000, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_deregister(NULL, 0));
+  MUST(mep_comm_register(comm, memory, 5000, &registration));
+  assert_true(registration == 0);
+  MUST(mep_comm_deregister(comm, registration));
   MUST(mep_mem_free(comm, memory));
   MUST(mep_comm_destroy(comm));
 }

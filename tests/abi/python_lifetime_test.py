@@ -288,7 +288,7 @@ def every_call(comm, ep, handle, request):
         ("name =", lambda: setattr(comm, "name", "x")), ("set_timeout", lambda: comm.set_timeout(1)),
         ("transport", lambda: comm.transport(0)), ("async_result", comm.async_result),
         ("mem_alloc", lambda: comm.mem_alloc(3)), ("mem_free", lambda: comm.mem_free(x)),
-        ("register", lambda: comm.register(x)), ("deregister", lambda: comm.deregister(x)),
+        ("register", lambda: comm.register(x)), ("deregister", lambda: comm.deregister(0)),
         ("barrier", comm.barrier), ("ibarrier", comm.ibarrier), ("broadcast", lambda: comm.broadcast(x)),
         ("ibroadcast", lambda: comm.ibroadcast(x)), ("allgather", lambda: comm.allgather(x)),
         ("iallgather", lambda: comm.iallgather(x)), ("allreduce", lambda: comm.allreduce(x)),

@@ -63,11 +63,15 @@ class Registered {
     in_threads(size(), [&](uint32_t i) { results[i] = call(i); });
     return results;
   }
-  void register_sends() const {
-    for (const mep_result_t result :
-         each([&](uint32_t i) { return mep_comm_register(ranks_[i].comm, memory_[i].send); })) {
+  // Gives mep_comm_deregister's argument for each rank.
+  std::vector<mep_registration_t> register_sends() const {
+    std::vector<mep_registration_t> registrations(size());
+    for (const mep_result_t result : each([&](uint32_t i) {
+           return mep_comm_register(ranks_[i].comm, memory_[i].send, bytes(), &registrations[i]);
+         })) {
       GPU_CHECK(result == MEP_SUCCESS, "mep_comm_register: %s", mep_result_string(result));
     }
+    return registrations;
   }
 
   void enqueue(Collective kind, uint32_t rank, uint32_t root) const {
@@ -155,15 +159,24 @@ void refusals(const Registered& all) {
   for (uint32_t i = 0; i < all.size(); ++i) {
     other.push_back(all.allocate(i, i == last ? size_t{9} << 20 : size_t{3} << 20));
   }
-  expect_results(
-      all.each([&](uint32_t i) { return mep_comm_register(all.ranks()[i].comm, other[i]); }),
-      MEP_ERR_MISMATCH, MEP_ERR_MISMATCH, "other sizes");
+  const auto give = [&](uint32_t i, const void* memory, size_t bytes) {
+    mep_registration_t registration = 0;
+    return mep_comm_register(all.ranks()[i].comm, memory, bytes, &registration);
+  };
+  const size_t few = size_t{1} << 20;
+  expect_results(all.each([&](uint32_t i) { return give(i, other[i], few); }), MEP_ERR_MISMATCH,
+                 MEP_ERR_MISMATCH, "pieces of other sizes");
+  expect_results(all.each([&](uint32_t i) { return give(i, other[i], i == last ? few : 2 * few); }),
+                 MEP_ERR_MISMATCH, MEP_ERR_MISMATCH, "other sizes");
   expect_results(all.each([&](uint32_t i) {
-    return mep_comm_register(all.ranks()[i].comm, i == last ? all.ranks()[i].send : other[i]);
+    return give(i, i == last ? all.ranks()[i].send : other[i], few);
   }),
-                 MEP_ERR_MISMATCH, MEP_ERR_INVALID_ARGUMENT, "memory that is not the library's");
+                 MEP_ERR_MISMATCH, MEP_ERR_UNSUPPORTED, "memory that is not the library's");
   expect_results(
-      all.each([&](uint32_t i) { return mep_comm_deregister(all.ranks()[i].comm, other[i]); }),
+      all.each([&](uint32_t i) { return give(i, other[i], i == last ? 16 * few : few); }),
+      MEP_ERR_MISMATCH, MEP_ERR_UNSUPPORTED, "more than there is");
+  expect_results(
+      all.each([&](uint32_t i) { return mep_comm_deregister(all.ranks()[i].comm, 12345); }),
       MEP_ERR_INVALID_ARGUMENT, MEP_ERR_INVALID_ARGUMENT, "memory that is not registered");
   for (uint32_t i = 0; i < all.size(); ++i) {
     need(mep_mem_free(all.ranks()[i].comm, other[i]), "mep_mem_free");
@@ -180,7 +193,7 @@ void registered(uint32_t count) {
   }
   const bool tells = count > 1 && asked_reach().empty();
   if (tells) refusals(all);
-  all.register_sends();
+  const std::vector<mep_registration_t> registrations = all.register_sends();
   all.run_all("registered");
   all.clear();
   for (uint32_t i = 0; i < count; ++i) cuda(cudaGraphLaunch(graphs[i], all.ranks()[i].stream));
@@ -196,12 +209,12 @@ void registered(uint32_t count) {
   last.send = of_last;
   need(mep_mem_free(all.ranks()[count - 1].comm, elsewhere), "mep_mem_free");
   for (const mep_result_t result : all.each([&](uint32_t i) {
-         return mep_comm_deregister(all.ranks()[i].comm, all.memory()[i].send);
+         return mep_comm_deregister(all.ranks()[i].comm, registrations[i]);
        })) {
     GPU_CHECK(result == MEP_SUCCESS, "mep_comm_deregister: %s", mep_result_string(result));
   }
   all.run(Collective::k_alltoall, 0, "deregistered");
-  all.register_sends();
+  (void)all.register_sends();
   all.run(Collective::k_reduce_scatter, 0, "registered again");
   for (const cudaGraphExec_t graph : graphs) cuda(cudaGraphExecDestroy(graph));
   std::printf("  %u ranks: registered memory\n", count);

@@ -1,4 +1,4 @@
-// MEP_EP_IN_STEP on GPUs: a rank goes while some of the others have made a call and some make it later; nobody agrees on
+// MEP_EP_LOSS_IN_STEP on GPUs: a rank goes while some of the others have made a call and some make it later; nobody agrees on
 // anything. The calls of those that stay belong together all the same: a row never meets a call of another round, and no
 // kernel waits for one that another rank has behind it. The seed is printed; MEP_TEST_SEED replays it. With --one-each
 // each GPU has one rank: kernels of two ranks on real GPUs may get one hardware queue, where one waits for the other.
@@ -57,7 +57,7 @@ class Rank {
     cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     mep_ep_config_t config;
     mep_ep_config_defaults(&config);
-    config.flags = MEP_EP_IN_STEP;
+    config.on_loss = MEP_EP_LOSS_IN_STEP;
     config.max_tokens_per_rank = kTokens;
     config.hidden = kHidden;
     config.top_k = kTopK;
@@ -193,7 +193,6 @@ class Rank {
 void run_case(uint64_t seed, uint32_t wanted) {
   const Case c(seed, wanted);
   mep_comm_config_t config = comm_config(true, 20'000);
-  config.flags |= MEP_COMM_PARTIAL;
   std::vector<mep_comm_t> comms(c.ranks);
   need(mep_comm_init_all(static_cast<int32_t>(c.ranks), &config, comms.data()),
        "mep_comm_init_all");

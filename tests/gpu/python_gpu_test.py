@@ -128,7 +128,8 @@ def registered_memory(mep, comms):
         for row in range(rows):
             tensor[row] = 10 * comm.rank + row
         torch.cuda.synchronize(comm.device)
-    on_threads(comms, lambda comm: comm.register(memory[comm.rank]))
+    registered = {}
+    on_threads(comms, lambda comm: registered.update({comm.rank: comm.register(memory[comm.rank])}))
     streams = [torch.cuda.Stream(comm.device) for comm in comms]
     for comm, tensor, recv, stream in zip(comms, tensors, taken, streams):
         comm.alltoall(tensor, recv, stream=stream)
@@ -137,7 +138,7 @@ def registered_memory(mep, comms):
         comm.async_result()
         for row in range(rows):
             assert recv[row].eq(10 * row + comm.rank).all().item(), recv[:, :4]
-    on_threads(comms, lambda comm: comm.deregister(tensors[comm.rank]))
+    on_threads(comms, lambda comm: comm.deregister(registered[comm.rank]))
     for comm, each in zip(comms, memory):
         comm.mem_free(each)
     print("python: registered memory as PyTorch tensors")

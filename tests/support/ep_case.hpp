@@ -38,6 +38,7 @@ struct EpCase {
   bool wide_indices = true;  // int64
   bool mapped_experts = false;
   uint32_t replicas = 1;
+  mep_ep_loss_t on_loss = MEP_EP_LOSS_FAILS;
   int avoided_rank = -1;  // the map places no expert there
   bool dispatch_weights = true, combine_weights = false, bias = false;
   bool own_memory = false;  // the caller's recv_x, y and so on instead of the library's
@@ -248,6 +249,7 @@ struct EpCase {
     config.scale_type = scale_type;
     config.layout = slotted ? MEP_EP_SLOTTED : MEP_EP_LOW_LATENCY;
     config.max_replicas = replicas;
+    config.on_loss = on_loss;
     return config;
   }
 

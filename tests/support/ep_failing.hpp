@@ -15,9 +15,8 @@ inline constexpr uint64_t kRoundsAfter = 6;
 template <typename Problem, typename Round>
 class FailingRunOf {
  public:
-  FailingRunOf(const Problem& c, int rank, int victim, mep_comm_t comm, bool opted_in,
-               Report& report)
-      : c_(c), rank_(rank), victim_(victim), comm_(comm), opted_in_(opted_in), report_(report) {
+  FailingRunOf(const Problem& c, int rank, int victim, mep_comm_t comm, Report& report)
+      : c_(c), rank_(rank), victim_(victim), comm_(comm), report_(report) {
     const mep_ep_config_t config = c.config();
     COLL_OK(report, mep_ep_create(comm, &config, &ep_));
     if (ep_ == nullptr) return;
@@ -69,7 +68,7 @@ class FailingRunOf {
  private:
   bool is_failure(mep_result_t result) {
     if (result == MEP_ERR_PEER_FAILED) return true;
-    if (!opted_in_ || result != MEP_PARTIAL) return false;
+    if (c_.on_loss != MEP_EP_LOSS_PARTIAL || result != MEP_PARTIAL) return false;
     // Only once the missing rank has left the view.
     uint32_t state = MEP_PEER_ALIVE;
     COLL_OK(report_, mep_comm_peer_state(comm_, victim_, &state));
@@ -203,7 +202,8 @@ class FailingRunOf {
     }
     const mep_result_t expected =
         !lacks ? mep_result_t{MEP_SUCCESS}
-               : (opted_in_ ? mep_result_t{MEP_PARTIAL} : mep_result_t{MEP_ERR_PEER_FAILED});
+               : (c_.on_loss == MEP_EP_LOSS_PARTIAL ? mep_result_t{MEP_PARTIAL}
+                                                    : mep_result_t{MEP_ERR_PEER_FAILED});
     COLL_CHECK(report_, combined == expected);
     return true;
   }
@@ -212,7 +212,6 @@ class FailingRunOf {
   const int rank_;
   const int victim_;
   mep_comm_t comm_;
-  const bool opted_in_;
   Report& report_;
   mep_ep_t ep_ = nullptr;
   std::vector<std::unique_ptr<Round>> buffers_;
@@ -227,12 +226,14 @@ using FailingRun = FailingRunOf<EpCase, EpRound>;
 // Many cases, made by make_case(seed, ranks): a rank ends its part by mep_comm_abort at a random point of a round, the
 // others survive.
 template <typename Round, typename MakeCase>
-void fail_at_random_points(uint32_t flags, uint64_t first_seed, MakeCase&& make_case) {
+void fail_at_random_points(uint32_t flags, mep_ep_loss_t on_loss, uint64_t first_seed,
+                           MakeCase&& make_case) {
   const size_t cases = slice(12, 500);
   for (size_t i = 0; i < cases; ++i) {
     RandomStream random(mix(test_seed() + first_seed, i));
     const int ranks = static_cast<int>(random.below(4)) + 3;
-    const auto c = make_case(random.bits(), ranks);
+    auto c = make_case(random.bits(), ranks);
+    c.on_loss = on_loss;
     const int victim = static_cast<int>(random.below(static_cast<uint64_t>(ranks)));
     const uint64_t round = random.below(4);
     const int step = static_cast<int>(random.below(4));
@@ -240,9 +241,7 @@ void fail_at_random_points(uint32_t flags, uint64_t first_seed, MakeCase&& make_
     mep_comm_config_t config = patient_config(flags);
     config.timeout_ms = 20'000;
     with_rank_threads(ranks, config, report, [&](int rank, mep_comm_t comm, Report& findings) {
-      const bool opted_in = (flags & MEP_COMM_PARTIAL) != 0;
-      FailingRunOf<std::remove_const_t<decltype(c)>, Round> run(c, rank, victim, comm, opted_in,
-                                                                findings);
+      FailingRunOf<decltype(c), Round> run(c, rank, victim, comm, findings);
       if (findings.bad()) return;
       if (rank != victim) return run.survive();
       run.live([&](uint64_t at, int now) { return at == round && now == step; });

@@ -9,37 +9,37 @@ using namespace mep_test;
 
 namespace {
 
-void run_failures(uint32_t flags, uint64_t first_seed) {
-  fail_at_random_points<ExpandedRound>(flags, first_seed, expanded_failing_case);
+void run_failures(uint32_t flags, mep_ep_loss_t on_loss, uint64_t first_seed) {
+  fail_at_random_points<ExpandedRound>(flags, on_loss, first_seed, expanded_failing_case);
 }
 
 void mapped(void**) {
-  run_failures(0, 51);
+  run_failures(0, MEP_EP_LOSS_FAILS, 51);
 }
 void mapped_partial(void**) {
-  run_failures(MEP_COMM_PARTIAL, 52);
+  run_failures(0, MEP_EP_LOSS_PARTIAL, 52);
 }
 void by_put_alone(void**) {
-  run_failures(kPutOnly, 53);
+  run_failures(kPutOnly, MEP_EP_LOSS_FAILS, 53);
 }
 void by_put_alone_partial(void**) {
-  run_failures(kPutOnly | MEP_COMM_PARTIAL, 54);
+  run_failures(kPutOnly, MEP_EP_LOSS_PARTIAL, 54);
 }
 
 constexpr int kGone = 1;
 
 // The result of a combine, which lacks terms where a token is routed to the rank that is gone: of this rank, or of any that is
 // there if all have one result.
-mep_result_t expected_result(const ExpandedCase& c, int rank, uint64_t round, uint32_t flags) {
+mep_result_t expected_result(const ExpandedCase& c, int rank, uint64_t round) {
   bool lacks = false;
   for (int source = 0; source < c.ranks; ++source) {
-    if (source == kGone || (source != rank && (flags & MEP_COMM_UNIFORM) == 0)) continue;
+    if (source == kGone || (source != rank && c.on_loss != MEP_EP_LOSS_UNIFORM)) continue;
     for (const int64_t place : c.routing(source, round)) {
       lacks = lacks || (place >= 0 && place / c.local_experts == kGone);
     }
   }
   if (!lacks) return MEP_SUCCESS;
-  return (flags & MEP_COMM_PARTIAL) != 0 ? MEP_PARTIAL : MEP_ERR_PEER_FAILED;
+  return c.on_loss == MEP_EP_LOSS_PARTIAL ? MEP_PARTIAL : MEP_ERR_PEER_FAILED;
 }
 
 void rows_and_sums_without_one(const ExpandedCase& c, ExpandedRound& buffer, mep_result_t expected,
@@ -55,10 +55,11 @@ void rows_and_sums_without_one(const ExpandedCase& c, ExpandedRound& buffer, mep
 
 // The routing of a dispatch before the change cannot be replayed after it; that of one behind it can. A dispatch that only
 // reports the change brings nothing.
-void run_replays(uint32_t flags) {
+void run_replays(uint32_t flags, mep_ep_loss_t on_loss) {
   for (const uint32_t alignment : {1u, 4u}) {
     ExpandedCase c;
     c.alignment = alignment;
+    c.on_loss = on_loss;
     c.seed = mix(test_seed(), alignment);
     c.ranks = 3;
     c.local_experts = 3;
@@ -88,14 +89,14 @@ void run_replays(uint32_t flags) {
           COLL_OK(report, mep_comm_abort(comm));
         } else {
           COLL_EXPECT(report, MEP_ERR_PEER_FAILED, mep_barrier(comm, nullptr));
-          if ((flags & MEP_COMM_UNIFORM) != 0) {
+          if (on_loss == MEP_EP_LOSS_UNIFORM) {
             buffer.begin(5, true);
             COLL_CHECK(report, buffer.dispatch(Halves::kBoth) == MEP_ERR_PEER_FAILED);
             buffer.check_received(std::vector<uint8_t>(static_cast<size_t>(c.ranks), 1));
           }
           buffer.begin_replay(2, false);
           COLL_CHECK(report, buffer.dispatch(Halves::kBoth) == MEP_ERR_INVALID_ARGUMENT);
-          const mep_result_t expected = expected_result(c, rank, 3, flags);
+          const mep_result_t expected = expected_result(c, rank, 3);
           buffer.begin(3, true);
           rows_and_sums_without_one(c, buffer, expected, report);
           buffer.begin_replay(4, false);
@@ -108,13 +109,13 @@ void run_replays(uint32_t flags) {
 }
 
 void replays_mapped(void**) {
-  run_replays(0);
+  run_replays(0, MEP_EP_LOSS_FAILS);
 }
 void replays_uniform(void**) {
-  run_replays(MEP_COMM_UNIFORM);
+  run_replays(0, MEP_EP_LOSS_UNIFORM);
 }
 void replays_by_put_alone_partial(void**) {
-  run_replays(kPutOnly | MEP_COMM_PARTIAL);
+  run_replays(kPutOnly, MEP_EP_LOSS_PARTIAL);
 }
 
 }  // namespace

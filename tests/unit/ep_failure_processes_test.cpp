@@ -66,9 +66,8 @@ void die_later(const Plan& plan, Report& report) {
 
 // Until its end or that of the rounds.
 template <typename Run>
-void play(const Plan& plan, int rank, mep_comm_t comm, bool opted_in, Page* page,
-          Report& findings) {
-  Run run(plan.problem, rank, plan.victim, comm, opted_in, findings);
+void play(const Plan& plan, int rank, mep_comm_t comm, Page* page, Report& findings) {
+  Run run(plan.problem, rank, plan.victim, comm, findings);
   if (findings.bad()) return;
   page->reach(0);
   if (rank != plan.victim) return run.survive();
@@ -79,12 +78,12 @@ void play(const Plan& plan, int rank, mep_comm_t comm, bool opted_in, Page* page
   });
 }
 
-void run_failures(uint32_t flags, uint64_t first_seed, bool at_failpoints = false,
-                  bool expanded = false) {
+void run_failures(uint32_t flags, mep_ep_loss_t on_loss, uint64_t first_seed,
+                  bool at_failpoints = false, bool expanded = false) {
   const size_t cases = slice(at_failpoints ? 24 : 8, 500);
   for (size_t i = 0; i < cases; ++i) {
-    const Plan plan = make_plan(mix(test_seed() + first_seed, i), at_failpoints, expanded);
-    const bool opted_in = (flags & MEP_COMM_PARTIAL) != 0;
+    Plan plan = make_plan(mix(test_seed() + first_seed, i), at_failpoints, expanded);
+    plan.problem.on_loss = on_loss;
     mep_comm_config_t config = patient_config(flags);
     config.timeout_ms = 20'000;
     Report report;
@@ -95,7 +94,7 @@ void run_failures(uint32_t flags, uint64_t first_seed, bool at_failpoints = fals
         plan.ranks, config, report,
         [&](int rank, mep_comm_t comm, Report& findings) {
           const auto play_rank = expanded ? play<ExpandedRun> : play<FailingRun>;
-          play_rank(plan, rank, comm, opted_in, page.get(), findings);
+          play_rank(plan, rank, comm, page.get(), findings);
         },
         [&](int rank, int status) {
           if (rank != plan.victim) return false;
@@ -114,30 +113,30 @@ void run_failures(uint32_t flags, uint64_t first_seed, bool at_failpoints = fals
 }
 
 void mapped(void**) {
-  run_failures(0, 41);
+  run_failures(0, MEP_EP_LOSS_FAILS, 41);
 }
 void mapped_partial(void**) {
-  run_failures(MEP_COMM_PARTIAL, 42);
+  run_failures(0, MEP_EP_LOSS_PARTIAL, 42);
 }
 void by_put_alone_partial(void**) {
-  run_failures(kPutOnly | MEP_COMM_PARTIAL, 43);
+  run_failures(kPutOnly, MEP_EP_LOSS_PARTIAL, 43);
 }
 
 void at_failpoints(void**) {
-  run_failures(0, 44, true);
+  run_failures(0, MEP_EP_LOSS_FAILS, 44, true);
 }
 void at_failpoints_partial(void**) {
-  run_failures(MEP_COMM_PARTIAL, 45, true);
+  run_failures(0, MEP_EP_LOSS_PARTIAL, 45, true);
 }
 void at_failpoints_by_put_alone(void**) {
-  run_failures(kPutOnly, 46, true);
+  run_failures(kPutOnly, MEP_EP_LOSS_FAILS, 46, true);
 }
 
 void expanded_at_failpoints(void**) {
-  run_failures(0, 47, true, true);
+  run_failures(0, MEP_EP_LOSS_FAILS, 47, true, true);
 }
 void expanded_at_failpoints_by_put_alone_partial(void**) {
-  run_failures(kPutOnly | MEP_COMM_PARTIAL, 48, true, true);
+  run_failures(kPutOnly, MEP_EP_LOSS_PARTIAL, 48, true, true);
 }
 
 }  // namespace

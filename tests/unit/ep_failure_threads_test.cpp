@@ -9,21 +9,21 @@ using namespace mep_test;
 
 namespace {
 
-void run_failures(uint32_t flags, uint64_t first_seed) {
-  fail_at_random_points<EpRound>(flags, first_seed, failing_case);
+void run_failures(uint32_t flags, mep_ep_loss_t on_loss, uint64_t first_seed) {
+  fail_at_random_points<EpRound>(flags, on_loss, first_seed, failing_case);
 }
 
 void mapped(void**) {
-  run_failures(0, 31);
+  run_failures(0, MEP_EP_LOSS_FAILS, 31);
 }
 void mapped_partial(void**) {
-  run_failures(MEP_COMM_PARTIAL, 32);
+  run_failures(0, MEP_EP_LOSS_PARTIAL, 32);
 }
 void by_put_alone(void**) {
-  run_failures(kPutOnly, 33);
+  run_failures(kPutOnly, MEP_EP_LOSS_FAILS, 33);
 }
 void by_put_alone_partial(void**) {
-  run_failures(kPutOnly | MEP_COMM_PARTIAL, 34);
+  run_failures(kPutOnly, MEP_EP_LOSS_PARTIAL, 34);
 }
 
 // Rounds on one buffer, with experts of ranks 0 and 1 alone, until one call has reported the end of rank 2,

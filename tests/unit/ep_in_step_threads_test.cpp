@@ -1,4 +1,4 @@
-// MEP_EP_IN_STEP: ranks go while some of the others have made a call and some make it later; nobody agrees on anything. The
+// MEP_EP_LOSS_IN_STEP: ranks go while some of the others have made a call and some make it later; nobody agrees on anything. The
 // calls of those that stay belong together all the same: a row never meets a call of another round, and no call waits
 // for one that another rank has behind it.
 // labels: quick threads tsan
@@ -56,7 +56,7 @@ struct Case {
 mep_ep_config_t config_of(uint32_t experts) {
   mep_ep_config_t config;
   mep_ep_config_defaults(&config);
-  config.flags = MEP_EP_IN_STEP;
+  config.on_loss = MEP_EP_LOSS_IN_STEP;
   config.max_tokens_per_rank = kTokens;
   config.hidden = kHidden;
   config.top_k = kTopK;
@@ -254,7 +254,7 @@ Case random_case(uint64_t seed) {
 
 void run_case(const Case& c, uint32_t flags, size_t index) {
   Report report;
-  mep_comm_config_t config = patient_config(flags | MEP_COMM_PARTIAL);
+  mep_comm_config_t config = patient_config(flags);
   config.timeout_ms = 20'000;
   with_rank_threads(c.ranks, config, report, [&](int rank, mep_comm_t comm, Report& found) {
     Rank(c, rank, comm, found).run();
@@ -291,20 +291,11 @@ void overtaken(void**) {
   }
 }
 
-// Where all ranks return the same there is nothing to keep in step.
-void refused_with_uniform(void**) {
-  require_on_rank_threads(2, MEP_COMM_UNIFORM, [](int, mep_comm_t comm, Report& found) {
-    const mep_ep_config_t config = config_of(2);
-    mep_ep_t ep = nullptr;
-    COLL_EXPECT(found, MEP_ERR_INVALID_ARGUMENT, mep_ep_create(comm, &config, &ep));
-  });
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
   read_arguments(argc, argv);
   const CMUnitTest tests[] = {cmocka_unit_test(mapped), cmocka_unit_test(by_put_alone),
-                              cmocka_unit_test(overtaken), cmocka_unit_test(refused_with_uniform)};
+                              cmocka_unit_test(overtaken)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

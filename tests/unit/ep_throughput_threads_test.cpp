@@ -374,10 +374,10 @@ void a_rank_goes(void**) {
     ThroughputCase c = random_case(mix(test_seed(), 15), kSize);
     c.ep.mapped_experts = false;
     c.ep.replicas = 1;
+    c.ep.on_loss = MEP_EP_LOSS_PARTIAL;
     Report report;
     with_rank_threads(
-        kSize, patient_config(flags | MEP_COMM_PARTIAL), report,
-        [&](int rank, mep_comm_t comm, Report& findings) {
+        kSize, patient_config(flags), report, [&](int rank, mep_comm_t comm, Report& findings) {
           mep_ep_t ep = make_ep(c, comm, findings);
           if (ep == nullptr) return;
           {

@@ -1,4 +1,4 @@
-// With MEP_COMM_UNIFORM every dispatch and every combine has one result on all survivors, whenever a
+// With MEP_EP_LOSS_UNIFORM every dispatch and every combine has one result on all survivors, whenever a
 // rank goes: they need not agree on anything to go on together.
 // labels: gate threads asan
 #include <latch>
@@ -23,6 +23,7 @@ UniformPlan make_plan(uint64_t seed) {
   UniformPlan plan{};
   plan.ranks = static_cast<int>(random.below(4)) + 3;
   plan.problem = failing_case(random.bits(), plan.ranks);
+  plan.problem.on_loss = MEP_EP_LOSS_UNIFORM;
   plan.victim = static_cast<int>(random.below(static_cast<uint64_t>(plan.ranks)));
   plan.round = random.below(4);
   plan.step = static_cast<int>(random.below(5));
@@ -155,7 +156,7 @@ void run_failures(uint32_t flags, uint64_t first_seed) {
     std::vector<Log> logs(static_cast<size_t>(plan.ranks));
     std::latch made(plan.ranks);
     Report report;
-    mep_comm_config_t config = patient_config(flags | MEP_COMM_UNIFORM);
+    mep_comm_config_t config = patient_config(flags);
     config.timeout_ms = 20'000;
     with_rank_threads(plan.ranks, config, report, [&](int rank, mep_comm_t comm, Report& found) {
       UniformRun(plan, rank, comm, found, &logs[static_cast<size_t>(rank)], &made).run();
@@ -163,7 +164,7 @@ void run_failures(uint32_t flags, uint64_t first_seed) {
     compare(plan, logs, report);
     for (const mep_result_t result : logs[plan.victim == 0 ? 1 : 0]) {
       with_failure += result == MEP_ERR_PEER_FAILED;
-      if (result == MEP_PARTIAL && (flags & MEP_COMM_PARTIAL) == 0) report.add("PARTIAL unasked");
+      if (result == MEP_PARTIAL) report.add("PARTIAL unasked");
     }
     if (report.bad()) {
       fail_msg("seed %llu, case %zu: victim %d of %d in round %llu at step %d%s",
@@ -177,18 +178,16 @@ void run_failures(uint32_t flags, uint64_t first_seed) {
 void mapped(void**) {
   run_failures(0, 61);
 }
-void mapped_partial(void**) {
-  run_failures(MEP_COMM_PARTIAL, 62);
-}
-void by_put_alone_partial(void**) {
-  run_failures(kPutOnly | MEP_COMM_PARTIAL, 63);
+void by_put_alone(void**) {
+  run_failures(kPutOnly, 63);
 }
 
 // One rank comes too late for the others: the time is over for all, then all go on.
 void a_late_rank(void**) {
   EpCase c = failing_case(mix(test_seed(), 64), 3);
+  c.on_loss = MEP_EP_LOSS_UNIFORM;
   Report report;
-  mep_comm_config_t config = patient_config(MEP_COMM_UNIFORM);
+  mep_comm_config_t config = patient_config(0);
   config.timeout_ms = 300;
   with_rank_threads(3, config, report, [&](int rank, mep_comm_t comm, Report& found) {
     COLL_OK(found, mep_comm_set_timeout(comm, 60'000));
@@ -247,40 +246,40 @@ mep_result_t dispatch_one(mep_ep_t ep, uint32_t buffer, Report& report) {
 void report_of_each_buffer(bool collective_first) {
   Report report;
   std::atomic<int> ready{0};
-  with_rank_threads(
-      3, patient_config(MEP_COMM_UNIFORM), report, [&](int rank, mep_comm_t comm, Report& found) {
-        mep_ep_t eps[2] = {};
-        for (mep_ep_t& ep : eps) {
-          mep_ep_config_t config;
-          mep_ep_config_defaults(&config);
-          config.max_tokens_per_rank = 1;
-          config.hidden = 16;
-          config.top_k = 1;
-          config.num_experts = 3;
-          config.num_buffers = 2;
-          config.input_type = MEP_FLOAT32;
-          COLL_OK(found, mep_ep_create(comm, &config, &ep));
+  with_rank_threads(3, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    mep_ep_t eps[2] = {};
+    for (mep_ep_t& ep : eps) {
+      mep_ep_config_t config;
+      mep_ep_config_defaults(&config);
+      config.max_tokens_per_rank = 1;
+      config.hidden = 16;
+      config.top_k = 1;
+      config.num_experts = 3;
+      config.num_buffers = 2;
+      config.input_type = MEP_FLOAT32;
+      config.on_loss = MEP_EP_LOSS_UNIFORM;
+      COLL_OK(found, mep_ep_create(comm, &config, &ep));
+    }
+    uint64_t epoch = 0;
+    COLL_OK(found, mep_comm_epoch(comm, &epoch));
+    ready.fetch_add(1);
+    if (rank == 2) {
+      while (ready.load() < 3) pause_us(200);
+      COLL_OK(found, mep_comm_abort(comm));
+    } else {
+      COLL_OK(found, mep_comm_wait_view(comm, epoch, 60'000));
+      if (collective_first) COLL_EXPECT(found, MEP_ERR_PEER_FAILED, mep_barrier(comm, nullptr));
+      for (const int times : {0, 1, 2}) {
+        const mep_result_t expected = times == 0 ? MEP_ERR_PEER_FAILED : MEP_SUCCESS;
+        for (mep_ep_t ep : {eps[1], eps[0]}) {
+          COLL_EXPECT(found, expected, dispatch_one(ep, 0, found));
+          COLL_EXPECT(found, expected, dispatch_one(ep, 1, found));
         }
-        uint64_t epoch = 0;
-        COLL_OK(found, mep_comm_epoch(comm, &epoch));
-        ready.fetch_add(1);
-        if (rank == 2) {
-          while (ready.load() < 3) pause_us(200);
-          COLL_OK(found, mep_comm_abort(comm));
-        } else {
-          COLL_OK(found, mep_comm_wait_view(comm, epoch, 60'000));
-          if (collective_first) COLL_EXPECT(found, MEP_ERR_PEER_FAILED, mep_barrier(comm, nullptr));
-          for (const int times : {0, 1, 2}) {
-            const mep_result_t expected = times == 0 ? MEP_ERR_PEER_FAILED : MEP_SUCCESS;
-            for (mep_ep_t ep : {eps[1], eps[0]}) {
-              COLL_EXPECT(found, expected, dispatch_one(ep, 0, found));
-              COLL_EXPECT(found, expected, dispatch_one(ep, 1, found));
-            }
-          }
-          COLL_OK(found, mep_barrier(comm, nullptr));
-        }
-        for (mep_ep_t ep : eps) COLL_OK(found, mep_ep_destroy(ep));
-      });
+      }
+      COLL_OK(found, mep_barrier(comm, nullptr));
+    }
+    for (mep_ep_t ep : eps) COLL_OK(found, mep_ep_destroy(ep));
+  });
   report.require_clean();
 }
 void each_buffer_reports_a_loss_once(void**) {
@@ -292,8 +291,8 @@ void each_buffer_reports_a_loss_once(void**) {
 
 int main(int argc, char** argv) {
   read_arguments(argc, argv);
-  const CMUnitTest tests[] = {cmocka_unit_test(mapped), cmocka_unit_test(mapped_partial),
-                              cmocka_unit_test(by_put_alone_partial), cmocka_unit_test(a_late_rank),
+  const CMUnitTest tests[] = {cmocka_unit_test(mapped), cmocka_unit_test(by_put_alone),
+                              cmocka_unit_test(a_late_rank),
                               cmocka_unit_test(each_buffer_reports_a_loss_once)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -25,7 +25,7 @@ TASKS = [
      r"mep_stream_t|mep_comm_device|mep_comm_async_result|mep_op_status_\w+|MEP_OP_STATUS_VERSION|MEP_MAX_STREAM_REQUESTS"),
     ("communicators", "Communicators", "Ask a communicator for its rank and size, set its timeout, and make new ones from it.",
      r"MEP_REACH_NONE|mep_reach_t|mep_comm_(rank|size|live|live_count|epoch|set_timeout|transport|query|info_\w+|split|dup|shrink|create_from_ranks|name|set_name|t)"),
-    ("memory", "Memory", "Memory that the library gives, and that stays behind a communicator.", r"mep_mem_\w+|mep_memory_release|mep_comm_(de)?register"),
+    ("memory", "Memory", "Memory that the library gives, and that stays behind a communicator.", r"mep_mem_\w+|mep_memory_release|mep_comm_(de)?register|mep_registration_t"),
     ("recovery", "Replacements and growth", "Replace a rank that is gone, and add ranks. "
      "[Replace a rank](../../guide/replace-a-rank.md) is a whole program.",
      r"mep_recover_ranks|mep_comm_grow|mep_comm_join|mep_comm_attach"),

@@ -55,10 +55,8 @@ MEP_OR = 7
 MEP_XOR = 8
 
 MEP_COMM_SET_RANK = 1
-MEP_COMM_PARTIAL = 8
-MEP_COMM_UNIFORM = 16
-MEP_COMM_AUTO_RECOVER = 32
-MEP_COMM_PROGRESS_THREAD = 128
+MEP_COMM_AUTO_RECOVER = 2
+MEP_COMM_PROGRESS_THREAD = 4
 
 MEP_DEVICE_HOST = 0
 MEP_DEVICE_CUDA = 1
@@ -111,10 +109,13 @@ MEP_SCALE_UE8M0 = 1
 MEP_SCALE_ROW_MAJOR = 0
 MEP_SCALE_COLUMN_MAJOR = 1
 
+MEP_EP_LOSS_FAILS = 0
+MEP_EP_LOSS_PARTIAL = 1
+MEP_EP_LOSS_UNIFORM = 2
+MEP_EP_LOSS_IN_STEP = 3
 
 MEP_EP_NO_ROW_MEMORY = 1
-MEP_EP_NO_COMBINE_MEMORY = 4
-MEP_EP_IN_STEP = 2
+MEP_EP_NO_COMBINE_MEMORY = 2
 MEP_DISPATCH_REPLAY = 1
 MEP_COMBINE_RENORMALIZE = 1
 
@@ -123,6 +124,7 @@ mep_comm_t = c_void_p
 mep_request_t = c_void_p
 mep_ep_t = c_void_p
 mep_memory_t = c_void_p
+mep_registration_t = c_uint64
 mep_ep_handle_t = c_void_p
 mep_stream_t = c_void_p
 mep_result_t = c_int32
@@ -302,6 +304,8 @@ class mep_ep_config_t(Structure):
         ("max_replicas", c_uint32),
         ("row_bytes", c_uint32),
         ("side_bytes", c_uint32),
+        ("on_loss", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -407,8 +411,8 @@ FUNCTIONS = {
     "mep_comm_query": (mep_result_t, [mep_comm_t, POINTER(mep_comm_info_t)]),
     "mep_mem_alloc": (mep_result_t, [mep_comm_t, c_size_t, c_uint32, c_size_t, POINTER(c_void_p)]),
     "mep_mem_free": (mep_result_t, [mep_comm_t, c_void_p]),
-    "mep_comm_register": (mep_result_t, [mep_comm_t, c_void_p]),
-    "mep_comm_deregister": (mep_result_t, [mep_comm_t, c_void_p]),
+    "mep_comm_register": (mep_result_t, [mep_comm_t, c_void_p, c_size_t, POINTER(mep_registration_t)]),
+    "mep_comm_deregister": (mep_result_t, [mep_comm_t, mep_registration_t]),
     "mep_mem_free_keep": (mep_result_t, [mep_comm_t, c_void_p, POINTER(mep_memory_t)]),
     "mep_memory_release": (mep_result_t, [mep_memory_t]),
     "mep_comm_last_op": (mep_result_t, [mep_comm_t, POINTER(mep_op_info_t)]),

@@ -23,9 +23,7 @@ from .errors import Error, TimeoutError, error
 from .request import OpInfo, OpInfoRecord, Request, running, waitall
 
 QUORUMS = {"majority": _abi.MEP_QUORUM_MAJORITY, "witness": _abi.MEP_QUORUM_WITNESS}
-FLAGS = {"partial": _abi.MEP_COMM_PARTIAL,
-         "uniform": _abi.MEP_COMM_UNIFORM, "auto_recover": _abi.MEP_COMM_AUTO_RECOVER,
-         "progress_thread": _abi.MEP_COMM_PROGRESS_THREAD}
+FLAGS = {"auto_recover": _abi.MEP_COMM_AUTO_RECOVER, "progress_thread": _abi.MEP_COMM_PROGRESS_THREAD}
 
 
 class PeerState(enum.IntEnum):
@@ -118,7 +116,7 @@ def init(**options: Any) -> "Comm":
     Without arguments rank and size come from mep_run, mpirun, Slurm or torchrun, and a program started
     alone is a world of one. Options have the names of mep_comm_config_t (rank, size, max_size, device,
     timeout_ms, init_timeout_ms, job, rendezvous, transports, secret_file, quorum, heartbeat_ms,
-    suspect_ms, num_sms), the flags are booleans (partial, uniform, auto_recover, progress_thread). store: an object with put(key: str, value: bytes)
+    suspect_ms, num_sms), the flags are booleans (auto_recover, progress_thread). store: an object with put(key: str, value: bytes)
     and get(key: str, timeout: float) -> bytes, which waits for the key.
     """
     config, address = Config(**options), _abi.mep_comm_t()
@@ -347,15 +345,19 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         check(lib.mep_mem_free_keep(self._address, address, ctypes.byref(owner.kept)))
         self._allocated.pop(address, None)
 
-    def register(self, array: Any) -> None:
+    def register(self, array: Any) -> int:
         """Lets the peers' GPUs read send buffers in this memory where they lie, where that is faster. array: what
-        mem_alloc() gave, or a tensor that begins there; of one size on all ranks. Collective, while the streams of the
-        communicator are idle; ended by a view that admits a rank. Does nothing on hosts."""
-        check(lib.mep_comm_register(self._address, buffer(array).address))
+        mem_alloc() gave, or a tensor over it or a part of it; of one size on all ranks. Collective, while the streams of
+        the communicator are idle; ended by a view that admits a rank. Does nothing on hosts. Returns what deregister()
+        takes."""
+        memory, registration = buffer(array), _abi.mep_registration_t()
+        check(lib.mep_comm_register(self._address, memory.address, memory.count * memory.itemsize,
+                                    ctypes.byref(registration)))
+        return registration.value
 
-    def deregister(self, array: Any) -> None:
+    def deregister(self, registration: int) -> None:
         """Ends what register() began. Collective in the same way."""
-        check(lib.mep_comm_deregister(self._address, buffer(array).address))
+        check(lib.mep_comm_deregister(self._address, registration))
 
     # ---- how calls are carried out (they stand in _collective_calls.py and _message_calls.py) --------
 

@@ -28,9 +28,10 @@ _WORDS = {
     "scale_type": {"float32": _abi.MEP_SCALE_FLOAT32, "ue8m0": _abi.MEP_SCALE_UE8M0},
     "scale_layout": {"row_major": _abi.MEP_SCALE_ROW_MAJOR,
                      "column_major": _abi.MEP_SCALE_COLUMN_MAJOR},
+    "on_loss": {"fails": _abi.MEP_EP_LOSS_FAILS, "partial": _abi.MEP_EP_LOSS_PARTIAL,
+                "uniform": _abi.MEP_EP_LOSS_UNIFORM, "in_step": _abi.MEP_EP_LOSS_IN_STEP},
 }
-_FLAGS = {"row_memory": (_abi.MEP_EP_NO_ROW_MEMORY, False), "in_step": (_abi.MEP_EP_IN_STEP, True),
-          "combine_memory": (_abi.MEP_EP_NO_COMBINE_MEMORY, False)}
+_FLAGS = {"row_memory": _abi.MEP_EP_NO_ROW_MEMORY, "combine_memory": _abi.MEP_EP_NO_COMBINE_MEMORY}  # where it is False
 _FIELDS = [field[0] for field in _abi.mep_ep_config_t._fields_ if field[0] not in ("struct_size", "flags")]
 
 
@@ -39,8 +40,7 @@ def _config(options: dict[str, Any]) -> _abi.mep_ep_config_t:
     lib.mep_struct_init(ctypes.byref(config), ctypes.sizeof(config))
     for name, value in options.items():
         if name in _FLAGS:
-            flag, wanted = _FLAGS[name]
-            config.flags |= flag if bool(value) == wanted else 0
+            config.flags |= 0 if value else _FLAGS[name]
             continue
         if name == "arrays":
             if value not in ("numpy", "torch"):
@@ -84,8 +84,8 @@ class Ep(Unique):
     """An EP object; collective over comm. Options have the names of mep_ep_config_t: hidden, top_k,
     num_experts, max_tokens_per_rank (required), name, layout ("low_latency", "slotted", "high_throughput" or
     "expanded"), experts_per_rank, num_buffers, input_type, wire_type, combine_type (names such as "bfloat16"), scale_type,
-    timeout_ms, max_replicas, ...; row_memory=False is MEP_EP_NO_ROW_MEMORY, in_step=True MEP_EP_IN_STEP, combine_memory=False
-    MEP_EP_NO_COMBINE_MEMORY. arrays="torch": the library's memory is shown as tensors of PyTorch, which has all its types;
+    timeout_ms, max_replicas, on_loss ("fails", "partial", "uniform" or "in_step": mep_ep_loss_t), ...; row_memory=False is
+    MEP_EP_NO_ROW_MEMORY, combine_memory=False MEP_EP_NO_COMBINE_MEMORY. arrays="torch": the library's memory is shown as tensors of PyTorch, which has all its types;
     else as arrays of NumPy, and on a GPU as DeviceArray. Closed by close(), `with`, or with its communicator.
 
     row_bytes and side_bytes: rows of a format that MEP does not know, and their side words, which travel as they are. x is

@@ -164,7 +164,8 @@ mep_result_t read_config(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_
     return fail(MEP_ERR_INVALID_ARGUMENT, "name has %zu bytes; at most %d work",
                 std::strlen(given->name), MEP_MAX_EP_NAME_BYTES);
   }
-  return resolve_ep_config(*comm->comm, *given, shape, comm->backend->gpu_backend() != nullptr);
+  return resolve_ep_config(comm->comm->rank(), comm->comm->size(), *given, shape,
+                           comm->backend->gpu_backend() != nullptr);
 }
 
 // The checks that making an EP object and attaching to one share, before `get` fills *made.

@@ -21,11 +21,9 @@ mep_result_t free_memory(mep_comm_t comm, void* memory, std::shared_ptr<const vo
   return MEP_SUCCESS;
 }
 
-// Runs `work` where the arguments are valid, inside a CallScope.
+// Runs `work` inside a CallScope.
 template <typename Work>
-mep_result_t in_call(mep_comm_t comm, const void* memory, Work&& work) {
-  MEP_TRY(check_comm(comm));
-  if (memory == nullptr) return null_argument("memory");
+mep_result_t in_call(mep_comm_t comm, Work&& work) {
   return guarded([&]() -> mep_result_t {
     const CallScope scope(comm);
     MEP_TRY(scope.check());
@@ -81,15 +79,24 @@ mep_result_t mep_mem_free_keep(mep_comm_t comm, void* memory, mep_memory_t* kept
   });
 }
 
-mep_result_t mep_comm_register(mep_comm_t comm, void* memory) {
-  return mep::in_call(comm, memory, [&] {
-    const auto deadline = mep::Deadline::after_ms(comm->comm->timeout_ms());
-    return comm->backend->register_memory(memory, deadline);
+mep_result_t mep_comm_register(mep_comm_t comm, const void* memory, size_t bytes,
+                               mep_registration_t* registration) {
+  using namespace mep;
+  if (registration == nullptr) return null_argument("registration");
+  *registration = 0;
+  MEP_TRY(check_comm(comm));
+  if (memory == nullptr) return null_argument("memory");
+  if (bytes == 0) return fail(MEP_ERR_INVALID_ARGUMENT, "bytes is 0");
+  return in_call(comm, [&] {
+    const auto deadline = Deadline::after_ms(comm->comm->timeout_ms());
+    return comm->backend->register_memory(memory, bytes, deadline, registration);
   });
 }
 
-mep_result_t mep_comm_deregister(mep_comm_t comm, void* memory) {
-  return mep::in_call(comm, memory, [&] { return comm->backend->deregister_memory(memory); });
+mep_result_t mep_comm_deregister(mep_comm_t comm, mep_registration_t registration) {
+  using namespace mep;
+  MEP_TRY(check_comm(comm));
+  return in_call(comm, [&] { return comm->backend->deregister_memory(registration); });
 }
 
 mep_result_t mep_memory_release(mep_memory_t kept) {

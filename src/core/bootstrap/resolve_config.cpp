@@ -19,8 +19,8 @@
 namespace mep {
 namespace {
 
-constexpr uint32_t kKnownFlags = MEP_COMM_SET_RANK | MEP_COMM_PARTIAL | MEP_COMM_UNIFORM |
-                                 MEP_COMM_AUTO_RECOVER | MEP_COMM_PROGRESS_THREAD;
+constexpr uint32_t kKnownFlags =
+    MEP_COMM_SET_RANK | MEP_COMM_AUTO_RECOVER | MEP_COMM_PROGRESS_THREAD;
 constexpr size_t kMaxTextBytes = 4096;
 
 [[nodiscard]] mep_result_t check_device(const mep_comm_config_t& config) {

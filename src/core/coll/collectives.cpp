@@ -256,7 +256,7 @@ mep_result_t Collectives::settle_result(Operation& operation) {
 }
 
 void Collectives::tell_end(const Operation& operation) const {
-  const char* const call = operation.is_internal ? "the agreement of MEP_COMM_UNIFORM"
+  const char* const call = operation.is_internal ? "the agreement of MEP_EP_LOSS_UNIFORM"
                                                  : name_of_call(operation.kind, operation.args);
   tell_change(*operation.change, comm(), call, operation.seq, {comm().timeout_ms()});
 }

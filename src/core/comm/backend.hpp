@@ -65,8 +65,11 @@ class Backend {
     return check_host("a message");
   }
   // See mep_comm_register and mep_comm_deregister; where memory is not read in place they change nothing.
-  [[nodiscard]] virtual mep_result_t register_memory(void*, const Deadline&) { return MEP_SUCCESS; }
-  [[nodiscard]] virtual mep_result_t deregister_memory(void*) { return MEP_SUCCESS; }
+  [[nodiscard]] virtual mep_result_t register_memory(const void*, size_t, const Deadline&,
+                                                     mep_registration_t*) {
+    return MEP_SUCCESS;
+  }
+  [[nodiscard]] virtual mep_result_t deregister_memory(mep_registration_t) { return MEP_SUCCESS; }
   // See mep_comm_lost_ranks and mep_comm_forget_lost.
   [[nodiscard]] virtual mep_result_t show_losses(int32_t* lost, void* stream) = 0;
   [[nodiscard]] virtual mep_result_t forget_losses(void* stream) = 0;

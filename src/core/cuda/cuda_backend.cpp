@@ -39,14 +39,14 @@ bool GpuDescription::decode(std::span<const std::byte> bytes, std::vector<uint64
 
 mep_result_t CudaBackend::make_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
                                           std::unique_ptr<EpBuffers>* out) {
-  MEP_TRY(check_ep_shape(comm_, shape));
+  MEP_TRY(check_ep_shape(shape));
   *out = std::make_unique<GpuBuffers>(comm_, *this, shape, options);
   return MEP_SUCCESS;
 }
 
 mep_result_t CudaBackend::estimate_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
                                               mep_ep_size_t* out) const {
-  return estimate_gpu_buffers(comm_, *this, shape, options, out);
+  return estimate_gpu_buffers(*this, shape, options, out);
 }
 
 mep_result_t CudaBackend::count_layout(const device::DispatchLayout& layout, void* stream) {

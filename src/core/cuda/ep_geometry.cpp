@@ -34,11 +34,7 @@ device::EpGeometry ep_geometry(const EpShape& shape, const EpDeviceOptions& opti
   return device::make_ep_geometry(sizes);
 }
 
-mep_result_t check_ep_shape(const Comm& comm, const EpShape& shape) {
-  if ((comm.world().config().flags & MEP_COMM_UNIFORM) != 0) {
-    return fail(MEP_ERR_UNSUPPORTED,
-                "MEP_COMM_UNIFORM: dispatch and combine on a GPU do not agree on their results");
-  }
+mep_result_t check_ep_shape(const EpShape& shape) {
   if (shape.places() > device::kMaxPlaces) {
     return fail(MEP_ERR_UNSUPPORTED,
                 "%u ranks with experts_per_rank %u have %u places; on a GPU at most %u work",
@@ -52,9 +48,9 @@ mep_result_t check_ep_shape(const Comm& comm, const EpShape& shape) {
   return MEP_SUCCESS;
 }
 
-mep_result_t estimate_gpu_buffers(const Comm& comm, const GpuBackend& gpu, const EpShape& shape,
+mep_result_t estimate_gpu_buffers(const GpuBackend& gpu, const EpShape& shape,
                                   const EpDeviceOptions& options, mep_ep_size_t* out) {
-  MEP_TRY(check_ep_shape(comm, shape));
+  MEP_TRY(check_ep_shape(shape));
   const GpuReach reach = gpu.reach();
   const device::EpGeometry geometry = ep_geometry(shape, options, reach);
   out->flags = 0;

@@ -12,10 +12,9 @@ namespace mep {
 device::EpGeometry ep_geometry(const EpShape& shape, const EpDeviceOptions& options,
                                GpuReach reach);
 // Refuses what the kernels cannot do.
-[[nodiscard]] mep_result_t check_ep_shape(const Comm& comm, const EpShape& shape);
+[[nodiscard]] mep_result_t check_ep_shape(const EpShape& shape);
 // The memory that GpuBuffers would take.
-[[nodiscard]] mep_result_t estimate_gpu_buffers(const Comm& comm, const GpuBackend& gpu,
-                                                const EpShape& shape,
+[[nodiscard]] mep_result_t estimate_gpu_buffers(const GpuBackend& gpu, const EpShape& shape,
                                                 const EpDeviceOptions& options, mep_ep_size_t* out);
 
 }  // namespace mep

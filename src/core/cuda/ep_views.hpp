@@ -1,4 +1,4 @@
-// The latest view as the calls of an EP object on a GPU meet it, and in step (MEP_EP_IN_STEP) the numbers of the calls:
+// The latest view as the calls of an EP object on a GPU meet it, and in step (MEP_EP_LOSS_IN_STEP) the numbers of the calls:
 // the control thread leaves both for the user's threads.
 //
 // In step each call that sends has a number. A freeze counts what was called, and calls wait until it is decided. A rank

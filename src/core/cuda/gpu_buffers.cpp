@@ -235,7 +235,7 @@ DeviceControl GpuBuffers::control_of(const CommView& view) const {
   }
   control.rank = shape_.rank;
   control.ranks = shape_.ranks;
-  control.partial_allowed = (comm_.world().config().flags & MEP_COMM_PARTIAL) != 0 ? 1 : 0;
+  control.partial_allowed = shape_.allows_partial() ? 1 : 0;
   control.abort_word = abort_word_;
   return control;
 }

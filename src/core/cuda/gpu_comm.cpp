@@ -280,21 +280,22 @@ mep_result_t GpuComm::begin_registering(const DeviceScope& scope) {
   return check_idle();
 }
 
-mep_result_t GpuComm::register_memory(void* memory, const Deadline& deadline) {
+mep_result_t GpuComm::register_memory(const void* memory, size_t bytes, const Deadline& deadline,
+                                      mep_registration_t* registration) {
   if (windows_at_ == WindowPlace::kHost) return MEP_SUCCESS;
   const DeviceScope scope(device());
   MEP_TRY(begin_registering(scope));
   const uint64_t rank = comm_.world().identity().incarnation;
-  std::shared_ptr<GpuWindow> window = GpuAllocations::instance().find(rank, memory);
+  std::shared_ptr<GpuWindow> window = GpuAllocations::instance().holding(rank, memory, bytes);
   if (window != nullptr && window->device() != device()) window = nullptr;
-  return registered_.add(window, stream_->get(), deadline);
+  return registered_.add(window, bytes, stream_->get(), deadline, registration);
 }
 
-mep_result_t GpuComm::deregister_memory(void* memory) {
+mep_result_t GpuComm::deregister_memory(mep_registration_t registration) {
   if (windows_at_ == WindowPlace::kHost) return MEP_SUCCESS;
   const DeviceScope scope(device());
   MEP_TRY(begin_registering(scope));
-  return registered_.remove(memory, stream_->get());
+  return registered_.remove(registration, stream_->get());
 }
 
 // See GpuRegistered::Agree. It takes a place in the order of the comm's operations.

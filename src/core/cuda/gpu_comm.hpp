@@ -53,8 +53,9 @@ class GpuComm : public CudaBackend, public ViewParticipant {
   mep_result_t begin_proof() override;
   mep_result_t end_proof() override;
   mep_result_t enqueue_messages(std::span<const StreamMessage> messages, void* stream) override;
-  mep_result_t register_memory(void* memory, const Deadline& deadline) override;
-  mep_result_t deregister_memory(void* memory) override;
+  mep_result_t register_memory(const void* memory, size_t bytes, const Deadline& deadline,
+                               mep_registration_t* registration) override;
+  mep_result_t deregister_memory(mep_registration_t registration) override;
   mep_result_t take_failure() override;
   bool busy() const override { return channel_.busy() || messages_.busy(); }
   void set_timeout_ms(uint32_t ms) override;

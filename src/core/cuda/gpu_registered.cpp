@@ -19,10 +19,10 @@ constexpr uint64_t kMostNumber = (uint64_t{1} << (64 - device::kOfferShift)) - 2
 
 }  // namespace
 
-mep_result_t GpuRegistered::add(const std::shared_ptr<GpuWindow>& memory, void* stream,
-                                const Deadline& deadline) {
+mep_result_t GpuRegistered::add(const std::shared_ptr<GpuWindow>& memory, size_t bytes,
+                                void* stream, const Deadline& deadline, uint64_t* added) {
   uint64_t number = 0;
-  MEP_TRY(agree_on_number(memory.get(), &number));
+  MEP_TRY(agree_on_number(memory.get(), bytes, &number));
   Piece piece;
   mep_result_t mapped = map(number, memory, deadline, &piece);
   if (mapped == MEP_SUCCESS && table_ == nullptr) {
@@ -39,22 +39,33 @@ mep_result_t GpuRegistered::add(const std::shared_ptr<GpuWindow>& memory, void* 
   pieces_[place] = std::move(piece);
   newest_ = number;
   MEP_TRY(write(place, stream));
-  return write_offers(true, stream);
+  MEP_TRY(write_offers(true, stream));
+  *added = number;
+  return MEP_SUCCESS;
 }
 
 // The least that is free on all ranks, which have the same.
-mep_result_t GpuRegistered::agree_on_number(const GpuWindow* memory, uint64_t* number) {
-  const auto bytes = static_cast<int64_t>(memory == nullptr ? 0 : memory->bytes());
-  int64_t all[] = {memory == nullptr ? 0 : 1, bytes, -bytes, -static_cast<int64_t>(newest_)};
+mep_result_t GpuRegistered::agree_on_number(const GpuWindow* memory, size_t bytes,
+                                            uint64_t* number) {
+  const auto given = static_cast<int64_t>(bytes);
+  const auto held = static_cast<int64_t>(memory == nullptr ? 0 : memory->bytes());
+  int64_t all[] = {memory == nullptr ? 0 : 1,     given, -given, held, -held,
+                   -static_cast<int64_t>(newest_)};
   MEP_TRY(agree_(all));
   if (memory == nullptr) {
-    return fail(MEP_ERR_INVALID_ARGUMENT,
-                "memory is not the start of memory from mep_mem_alloc on this GPU");
+    return fail(MEP_ERR_UNSUPPORTED,
+                "the memory is not within one piece of mep_mem_alloc on this GPU: other memory is "
+                "not read in place, take it from mep_mem_alloc");
   }
-  if (all[0] == 0) return fail(MEP_ERR_MISMATCH, "another rank gave no memory of mep_mem_alloc");
-  if (all[1] != -all[2]) {
-    return fail(MEP_ERR_MISMATCH, "ranks register %lld to %lld bytes; give the same size on all",
-                static_cast<long long>(all[1]), -static_cast<long long>(all[2]));
+  if (all[0] == 0) {
+    return fail(MEP_ERR_MISMATCH, "another rank gave memory that is not of mep_mem_alloc");
+  }
+  if (all[1] != -all[2] || all[3] != -all[4]) {
+    const bool differs = all[1] != -all[2];
+    return fail(MEP_ERR_MISMATCH, "ranks register %lld to %lld bytes%s; give the same size on all",
+                static_cast<long long>(differs ? all[1] : all[3]),
+                -static_cast<long long>(differs ? all[2] : all[4]),
+                differs ? "" : " of mep_mem_alloc, by parts of one size");
   }
   const auto free = std::find_if(pieces_.begin(), pieces_.end(),
                                  [](const Piece& piece) { return piece.number == 0; });
@@ -63,8 +74,8 @@ mep_result_t GpuRegistered::agree_on_number(const GpuWindow* memory, uint64_t* n
                 kMaxRegistered);
   }
   const auto place = static_cast<uint64_t>(free - pieces_.begin());
-  *number = static_cast<uint64_t>(-all[3]) / kMaxRegistered * kMaxRegistered + place;
-  if (*number <= static_cast<uint64_t>(-all[3])) *number += kMaxRegistered;
+  *number = static_cast<uint64_t>(-all[5]) / kMaxRegistered * kMaxRegistered + place;
+  if (*number <= static_cast<uint64_t>(-all[5])) *number += kMaxRegistered;
   if (*number <= kMostNumber) return MEP_SUCCESS;
   return fail(MEP_ERR_CAPACITY, "memory was registered too often on this communicator");
 }
@@ -78,20 +89,21 @@ mep_result_t GpuRegistered::map(uint64_t number, const std::shared_ptr<GpuWindow
   return piece->windows->connect(*comm_.latest_view(), deadline);
 }
 
-mep_result_t GpuRegistered::remove(const void* memory, void* stream) {
-  const auto found = std::find_if(pieces_.begin(), pieces_.end(), [&](const Piece& piece) {
-    return piece.number != 0 && piece.windows->own() == memory;
-  });
-  const bool is_here = found != pieces_.end();
-  const auto number = static_cast<int64_t>(is_here ? found->number : 0);
-  int64_t all[] = {number, -number};
+mep_result_t GpuRegistered::remove(uint64_t number, void* stream) {
+  Piece& piece = pieces_[number % kMaxRegistered];
+  const bool is_here = number != 0 && piece.number == number;
+  const auto mine = static_cast<int64_t>(is_here ? number : 0);
+  int64_t all[] = {mine, -mine};
   MEP_TRY(agree_(all));
-  if (!is_here) return fail(MEP_ERR_INVALID_ARGUMENT, "memory is not registered");
+  if (!is_here) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "registration %llu is none of this communicator's",
+                static_cast<unsigned long long>(number));
+  }
   if (all[0] != -all[1]) {
     return fail(MEP_ERR_MISMATCH, "ranks deregister different memory");
   }
-  *found = {};
-  return write(static_cast<size_t>(found - pieces_.begin()), stream);
+  piece = {};
+  return write(number % kMaxRegistered, stream);
 }
 
 mep_result_t GpuRegistered::clear(void* stream) {

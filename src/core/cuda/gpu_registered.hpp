@@ -20,16 +20,17 @@ class GpuRegistered {
  public:
   // All ranks give as many values; afterwards each has the least of all ranks in their places.
   using Agree = std::function<mep_result_t(std::span<int64_t> values)>;
-  static constexpr size_t kMostValues = 4;
+  static constexpr size_t kMostValues = 6;
 
   GpuRegistered(Comm& comm, int32_t device, uint64_t channel, Agree agree)
       : comm_(comm), device_(device), channel_(channel), agree_(std::move(agree)) {}
   void open(device::CollState* state) { state_ = state; }
 
-  // Null: this rank was given none, which all ranks learn.
-  [[nodiscard]] mep_result_t add(const std::shared_ptr<GpuWindow>& memory, void* stream,
-                                 const Deadline& deadline);
-  [[nodiscard]] mep_result_t remove(const void* memory, void* stream);
+  // `memory` holds the `bytes` that the caller gave; null: nothing that can be registered does, which all ranks learn.
+  // *added: the number of the piece, never 0.
+  [[nodiscard]] mep_result_t add(const std::shared_ptr<GpuWindow>& memory, size_t bytes,
+                                 void* stream, const Deadline& deadline, uint64_t* added);
+  [[nodiscard]] mep_result_t remove(uint64_t number, void* stream);
   // On all ranks before an operation in a view with a joiner, which has none of it.
   [[nodiscard]] mep_result_t clear(void* stream);
 
@@ -38,7 +39,8 @@ class GpuRegistered {
     uint64_t number = 0;
     std::unique_ptr<GpuWindows> windows;
   };
-  [[nodiscard]] mep_result_t agree_on_number(const GpuWindow* memory, uint64_t* number);
+  [[nodiscard]] mep_result_t agree_on_number(const GpuWindow* memory, size_t bytes,
+                                             uint64_t* number);
   [[nodiscard]] mep_result_t map(uint64_t number, const std::shared_ptr<GpuWindow>& memory,
                                  const Deadline& deadline, Piece* piece);
   [[nodiscard]] mep_result_t write(size_t place, void* stream);

@@ -189,13 +189,13 @@ void EpBuffer::judge_outputs(const char* change) {
                                           "rank %u began its next dispatch on the buffer without "
                                           "a combine",
                                           silent_member);
-  } else if ((comm_.world().config().flags & MEP_COMM_PARTIAL) != 0) {
+  } else if (shape_.allows_partial()) {
     op_.result = MEP_PARTIAL;
   } else {
     op_.result =
         fail(MEP_ERR_PEER_FAILED,
              "the expert at place %d is on rank %u, which is absent; its terms are left out. "
-             "mep_ep_set_expert_map can route around it, MEP_COMM_PARTIAL allows it",
+             "mep_ep_set_expert_map can route around it, MEP_EP_LOSS_PARTIAL allows it",
              missing_place_, static_cast<uint32_t>(missing_place_) / shape_.row_groups);
   }
   if (is_error(op_.result)) op_.text = last_error_text();

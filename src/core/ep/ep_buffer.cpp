@@ -158,23 +158,20 @@ mep_result_t EpBuffer::result_of_operation() const {
   return op_.result;
 }
 
-// With MEP_COMM_UNIFORM all ranks return the gravest result that one of them has. Every operation, and every
+// With MEP_EP_LOSS_UNIFORM all ranks return the gravest result that one of them has. Every operation, and every
 // call that reports a view change instead, takes part in one such round on the comm: so its calls stay in step
 // on all ranks. If the view changes before a round is done, the change's result is that of the round.
 mep_result_t EpBuffer::agree(mep_result_t own, mep_result_t* gravest) {
   constexpr unsigned kCodeShift = 32;
-  // An error outweighs MEP_PARTIAL, that outweighs success; the rank behind it only names who.
-  const auto grave = [](mep_result_t result) {
-    return is_error(result) ? 2 + static_cast<uint64_t>(-result) : static_cast<uint64_t>(result);
-  };
+  // An error outweighs success; the rank behind it only names who.
+  const auto grave = [](mep_result_t result) { return static_cast<uint64_t>(-result); };
   uint64_t most = 0;
   MEP_TRY(comm_.collectives().agree_largest(grave(own) << kCodeShift | shape_.rank, &most));
   const uint64_t code = most >> kCodeShift;
   *gravest = own;
   if (code == grave(own)) return MEP_SUCCESS;
-  *gravest = code <= 1 ? static_cast<mep_result_t>(code) : -static_cast<mep_result_t>(code - 2);
-  if (!is_error(*gravest)) return MEP_SUCCESS;
-  (void)fail(*gravest, "rank %u ended this operation with: %s (MEP_COMM_UNIFORM)",
+  *gravest = -static_cast<mep_result_t>(code);
+  (void)fail(*gravest, "rank %u ended this operation with: %s (MEP_EP_LOSS_UNIFORM)",
              static_cast<uint32_t>(most), mep_result_string(*gravest));
   return MEP_SUCCESS;
 }

@@ -162,7 +162,7 @@ class EpBuffer {
   mep_result_t result_of_operation() const;
   // The places of a dispatch's rows follow without the counts of others.
   bool knows_places() const { return shape_.slotted() || op_.replays; }
-  bool uniform() const { return (comm_.world().config().flags & MEP_COMM_UNIFORM) != 0; }
+  bool uniform() const { return shape_.uniform(); }
   void agree_on_result();
   mep_result_t agree(mep_result_t own, mep_result_t* gravest);
   void note_record(const std::vector<uint8_t>& contributed);
@@ -305,7 +305,7 @@ class EpBuffer {
   const std::byte* own_terms_ = nullptr;  // where its own experts' lie
   int32_t missing_place_ = kNoExpert;     // one such
 
-  // With MEP_COMM_UNIFORM: changes that no operation of this buffer has reported. All ranks make the same calls
+  // With MEP_EP_LOSS_UNIFORM: changes that no operation of this buffer has reported. All ranks make the same calls
   // on it, so it reports each change by the same call on all, whatever other buffers do.
   Reports reports_;
 

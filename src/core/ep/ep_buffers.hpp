@@ -58,7 +58,7 @@ class EpBuffers {
   // the comm.
   virtual std::shared_ptr<const void> take_memory() { return nullptr; }
   // Null: not this half of it; one of them is not. On GPUs check and enqueue. The first call in a new view waits until
-  // the processes of lost ranks are torn down and until windows are mapped; with MEP_EP_IN_STEP a call also waits while
+  // the processes of lost ranks are torn down and until windows are mapped; with MEP_EP_LOSS_IN_STEP a call also waits while
   // a view change is decided.
   [[nodiscard]] virtual mep_result_t dispatch(EpHandle& handle, const DispatchInput* send,
                                               const DispatchOutput* receive, void* stream) = 0;
@@ -69,7 +69,7 @@ class EpBuffers {
   // The last call, while view changes are still met.
   virtual void leave() {}
 
-  // --- The control thread, as ViewParticipant; on GPUs only the numbers of calls are settled, with MEP_EP_IN_STEP ---
+  // --- The control thread, as ViewParticipant; on GPUs only the numbers of calls are settled, with MEP_EP_LOSS_IN_STEP ---
   virtual void describe(std::vector<membership::ChannelState>*) const {}
   virtual bool holds(uint64_t, uint64_t) const { return true; }
   virtual void stop() {}

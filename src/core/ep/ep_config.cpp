@@ -27,6 +27,11 @@ mep_result_t refuse_unbuilt(const mep_ep_config_t& config, bool on_device) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "expert_alignment belongs to MEP_EP_HIGH_THROUGHPUT and MEP_EP_EXPANDED");
   }
+  if (config.on_loss == MEP_EP_LOSS_UNIFORM && on_device) {
+    return fail(MEP_ERR_UNSUPPORTED,
+                "on_loss: with MEP_EP_LOSS_UNIFORM dispatch and combine would agree on their "
+                "results, which is not built for a GPU");
+  }
   if (config.num_sms != 0 && !on_device) {
     return fail(MEP_ERR_UNSUPPORTED, "num_sms is for CUDA communicators; this is a host one");
   }
@@ -34,12 +39,17 @@ mep_result_t refuse_unbuilt(const mep_ep_config_t& config, bool on_device) {
 }
 
 mep_result_t check_enumerators(const mep_ep_config_t& config) {
-  constexpr uint32_t kFlags = MEP_EP_NO_ROW_MEMORY | MEP_EP_IN_STEP | MEP_EP_NO_COMBINE_MEMORY;
+  constexpr uint32_t kFlags = MEP_EP_NO_ROW_MEMORY | MEP_EP_NO_COMBINE_MEMORY;
   if ((config.flags & ~kFlags) != 0) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
-                "flags is %#x; known are MEP_EP_NO_ROW_MEMORY, MEP_EP_IN_STEP and "
-                "MEP_EP_NO_COMBINE_MEMORY",
+                "flags is %#x; known are MEP_EP_NO_ROW_MEMORY and MEP_EP_NO_COMBINE_MEMORY",
                 config.flags);
+  }
+  if (config.reserved != 0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "reserved is %u, it must be 0", config.reserved);
+  }
+  if (config.on_loss > MEP_EP_LOSS_IN_STEP) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "on_loss %u does not exist", config.on_loss);
   }
   if ((config.flags & MEP_EP_NO_ROW_MEMORY) != 0 && config.layout != MEP_EP_EXPANDED) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "flags: MEP_EP_NO_ROW_MEMORY belongs to MEP_EP_EXPANDED");
@@ -112,6 +122,7 @@ mep_result_t resolve_counts(const mep_ep_config_t& config, EpShape* shape) {
   }
   shape->layout = config.layout;
   shape->flags = config.flags;
+  shape->on_loss = config.on_loss;
   shape->expert_alignment = config.expert_alignment != 0 ? config.expert_alignment : 1;
   shape->row_groups = shape->high_throughput() ? 1 : shape->local_experts;
   shape->row_k = shape->high_throughput() ? std::min(shape->top_k, shape->ranks) : shape->top_k;
@@ -235,7 +246,7 @@ std::array<AgreedField, kAgreedFields> agreed_fields(const EpShape& shape,
        {"max_replicas", shape.max_replicas},
        {"row_bytes", shape.row_bytes},
        {"side_bytes", shape.side_bytes},
-       {"MEP_EP_IN_STEP in flags", shape.in_step() ? 1u : 0u},
+       {"on_loss", shape.on_loss},
        {"MEP_EP_NO_COMBINE_MEMORY in flags", shape.has_combine_memory() ? 0u : 1u}});
 }
 
@@ -275,16 +286,6 @@ uint64_t hash_bytes(uint64_t seed, const void* bytes, size_t count) {
   Hash hash(seed);
   hash.bytes(bytes, count);
   return hash.value();
-}
-
-mep_result_t resolve_ep_config(const Comm& comm, const mep_ep_config_t& config, EpShape* out,
-                               bool on_device) {
-  if ((config.flags & MEP_EP_IN_STEP) != 0 &&
-      (comm.world().config().flags & MEP_COMM_UNIFORM) != 0) {
-    return fail(MEP_ERR_INVALID_ARGUMENT,
-                "flags: MEP_EP_IN_STEP excludes MEP_COMM_UNIFORM, where all ranks return the same");
-  }
-  return resolve_ep_config(comm.rank(), comm.size(), config, out, on_device);
 }
 
 mep_result_t resolve_ep_config(uint32_t rank, uint32_t ranks, const mep_ep_config_t& config,

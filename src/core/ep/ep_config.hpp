@@ -49,6 +49,7 @@ struct EpShape {
   uint32_t flags = 0;       // MEP_EP_*
   uint32_t row_bytes = 0;   // opaque rows; 0: rows have types
   uint32_t side_bytes = 0;  // of an opaque row
+  mep_ep_loss_t on_loss = MEP_EP_LOSS_FAILS;
 
   bool is_opaque() const { return row_bytes != 0; }
   // e4m3 on the wire: rows carry scales. If x is e4m3 already, the caller gives them, as the side words of opaque rows.
@@ -59,7 +60,10 @@ struct EpShape {
   bool expanded() const { return layout == MEP_EP_EXPANDED; }
   bool has_row_memory() const { return (flags & MEP_EP_NO_ROW_MEMORY) == 0; }
   bool has_combine_memory() const { return (flags & MEP_EP_NO_COMBINE_MEMORY) == 0; }
-  bool in_step() const { return (flags & MEP_EP_IN_STEP) != 0; }
+  bool in_step() const { return on_loss == MEP_EP_LOSS_IN_STEP; }
+  bool uniform() const { return on_loss == MEP_EP_LOSS_UNIFORM; }
+  // Rows and terms of ranks that have gone are left out without an error.
+  bool allows_partial() const { return on_loss == MEP_EP_LOSS_PARTIAL || in_step(); }
   bool high_throughput() const { return layout >= MEP_EP_HIGH_THROUGHPUT; }
   uint32_t places() const { return ranks * local_experts; }  // physical experts
   uint32_t columns() const { return ranks * row_groups; }    // groups of all ranks
@@ -94,8 +98,6 @@ struct EpDeviceOptions {
 [[nodiscard]] mep_result_t resolve_ep_config(uint32_t rank, uint32_t ranks,
                                              const mep_ep_config_t& config, EpShape* out,
                                              bool on_device = false);
-[[nodiscard]] mep_result_t resolve_ep_config(const Comm& comm, const mep_ep_config_t& config,
-                                             EpShape* out, bool on_device = false);
 
 // The agreement of all ranks with which an EP object begins: its number on the comm, its name, and that all gave the
 // same config.

@@ -44,6 +44,7 @@ mep_result_t check_shape(std::span<const std::byte> bytes, uint32_t rank, uint32
   config.row_bytes = out->row_bytes;
   config.side_bytes = out->side_bytes;
   config.flags = out->flags;
+  config.on_loss = out->on_loss;
   EpShape checked;
   MEP_TRY(resolve_ep_config(rank, ranks, config, &checked));
   const bool same = checked.ranks == out->ranks && checked.local_experts == out->local_experts &&

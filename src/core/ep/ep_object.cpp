@@ -108,6 +108,7 @@ mep_result_t EpObject::check_config(const EpShape& given, const EpDeviceOptions&
                 {"scale_type", given.scale_type, shape_.scale_type},
                 {"row_bytes", given.row_bytes, shape_.row_bytes},
                 {"side_bytes", given.side_bytes, shape_.side_bytes},
+                {"on_loss", given.on_loss, shape_.on_loss},
                 {"scale_layout", options.column_major, options_.column_major}};
   for (const auto& each : fields) {
     if (each.mine == each.theirs) continue;

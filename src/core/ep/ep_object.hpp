@@ -37,7 +37,7 @@ class EpObject : public ViewParticipant {
   const EpShape& shape() const { return shape_; }
   EpBuffers& buffers() { return *buffers_; }
   // Where all ranks must return the same, a dispatch or combine ends by an operation of the comm.
-  bool runs_operations() const { return (comm_.world().config().flags & MEP_COMM_UNIFORM) != 0; }
+  bool runs_operations() const { return shape_.uniform(); }
   // Collective; null: physical ids. On GPUs: streams are idle.
   [[nodiscard]] mep_result_t set_expert_map(const int32_t* map);
   // Whether a joiner's config is that of the members; the text names the field.

@@ -194,8 +194,8 @@ void EpBuffer::settle_combine(const Arrived& arrived, const CommChange& change) 
 // that is allowed and nothing is missing but ranks that are out; else what the view says. That is always
 // so where all ranks must return the same: an agreement that was cut has succeeded nowhere.
 void EpBuffer::conclude(const CommChange& change, bool complete, bool survivors_served) {
-  const bool partial = !uniform() && survivors_served && change.result != MEP_ERR_TIMEOUT &&
-                       (comm_.world().config().flags & MEP_COMM_PARTIAL) != 0;
+  const bool partial =
+      survivors_served && change.result != MEP_ERR_TIMEOUT && shape_.allows_partial();
   if (complete && !uniform()) {
     op_.result = MEP_SUCCESS;
     return;

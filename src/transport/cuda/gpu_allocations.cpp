@@ -22,11 +22,18 @@ mep_result_t GpuAllocations::allocate(uint64_t rank, int32_t device, size_t byte
   return MEP_SUCCESS;
 }
 
-std::shared_ptr<GpuWindow> GpuAllocations::find(uint64_t rank, void* memory) {
+std::shared_ptr<GpuWindow> GpuAllocations::holding(uint64_t rank, const void* memory,
+                                                   size_t bytes) {
   const ForkHold hold;
   const std::lock_guard lock(mutex_);
-  const auto found = windows_.find({rank, memory});
-  return found == windows_.end() ? nullptr : found->second;
+  auto after = windows_.upper_bound({rank, const_cast<void*>(memory)});
+  if (after == windows_.begin()) return nullptr;
+  const auto& [place, window] = *--after;
+  const size_t from =
+      reinterpret_cast<uintptr_t>(memory) - reinterpret_cast<uintptr_t>(place.second);
+  const bool holds =
+      place.first == rank && from < window->bytes() && bytes <= window->bytes() - from;
+  return holds ? window : nullptr;
 }
 
 std::shared_ptr<GpuWindow> GpuAllocations::take(uint64_t rank, void* memory) {

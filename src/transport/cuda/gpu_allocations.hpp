@@ -18,9 +18,9 @@ class GpuAllocations {
   static GpuAllocations& instance();
   // Zeroed.
   [[nodiscard]] mep_result_t allocate(uint64_t rank, int32_t device, size_t bytes, void** memory);
-  // Null: `memory` is not the start of what the rank has allocated.
-  std::shared_ptr<GpuWindow> find(uint64_t rank, void* memory);
-  // The same, which is the rank's no more.
+  // The rank's memory that has all these bytes, or null.
+  std::shared_ptr<GpuWindow> holding(uint64_t rank, const void* memory, size_t bytes);
+  // The rank's memory that starts at `memory`, or null; it is the rank's no more.
   std::shared_ptr<GpuWindow> take(uint64_t rank, void* memory);
 
  private:

@@ -48,8 +48,7 @@ def _leave_at_last(comm: "mep.Comm") -> None:
 
 
 class LowLatency:
-    """The calls over one communicator. goes_on: a rank that is lost is left out, and no call raises for it; the
-    communicator was made with partial=True then. owned: the communicator is closed with this, at last when the process
+    """The calls over one communicator. goes_on: a rank that is lost is left out, and no call raises for it. owned: the communicator is closed with this, at last when the process
     ends. On a GPU a failure is raised by a later call, as operations on a stream are.
     """
 
@@ -113,7 +112,7 @@ class LowLatency:
 
     def make_ep(self, **options: Any) -> "mep.Ep":
         """An EP object, made by all ranks."""
-        return mep.Ep(self.comm, in_step=self.goes_on, **options)
+        return mep.Ep(self.comm, on_loss="in_step" if self.goes_on else "fails", **options)
 
     # ---- arguments --------------------------------------------------------------------------------------
 

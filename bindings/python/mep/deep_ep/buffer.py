@@ -60,7 +60,7 @@ class Buffer:
     a mep.Comm; from a process group a communicator of its own is made. comm: a mep.Comm in place of a group.
 
     enable_shrink: a rank that is lost is left out and shows in the mask; without it calls raise mep.PeerFailedError.
-    A mep.Comm was made with partial=True for that. The sizes and other options are accepted and change nothing.
+    The sizes and other options are accepted and change nothing.
 
     Where PyTorch has no GPU, or the group is one of GPUs alone (of "nccl", say), the ranks meet here. Else they meet in
     the first call with a tensor, whose device is that of all further ones, or in the first that needs the others, for

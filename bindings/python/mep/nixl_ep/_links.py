@@ -71,7 +71,7 @@ class Links:
         limit = time.monotonic() + limit_s
         job = self._job_of(ranks, size, limit)
         c10d: Any = _dist
-        options: "Dict[str, Any]" = {"size": size, "job": job, "partial": True,
+        options: "Dict[str, Any]" = {"size": size, "job": job,
                                      "store": Store(c10d.PrefixStore(job, self._store)),
                                      **({} if device is None else {"device": device})}
         return meet_among(self.rank, ranks, options, limit - time.monotonic())

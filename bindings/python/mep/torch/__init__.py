@@ -127,8 +127,7 @@ def shrink(timeout: datetime.timedelta | None = None) -> Any:
 def comm(group: Any = None, partial: bool = False, device: int | None = None, **options: Any) -> mep.Comm:
     """A communicator of MEP for the ranks of a process group of any backend, rank for rank; None: of the default group. It
     is apart from the group, and the caller closes it. All ranks of the group call it. device: CUDA's number of the GPU whose
-    memory it works on; None: host memory. partial: operations go on without ranks that are lost, and in a group of MEP
-    without those that are gone already. options: others of mep.init().
+    memory it works on; None: host memory. partial: in a group of MEP without the ranks that are gone. options: others of mep.init().
     """
     from ._meeting import Place
     place = Place(_dist.group.WORLD if group is None else group)

@@ -78,12 +78,11 @@ class Place:
                            f"more than {_WORD_BITS} is gone; join_group() or recover_ranks() comes first")
 
     def meet(self, partial: bool, device: Optional[int] = None, **more: Any) -> "mep.Comm":
-        """Waits for the ranks that have agreed. partial: operations go on without ranks that are lost, and without those
-        that were not there. device: CUDA's number of the GPU whose memory operations work on; None: host memory. more:
+        """Waits for the ranks that have agreed. partial: without the ranks of the group that are not there. device: CUDA's number of the GPU whose memory operations work on; None: host memory. more:
         options of mep.init()."""
         c10d: Any = _dist  # it does not say which of its names are public
         job = self._job or self._store.get(self._key).decode()
-        options = {**more, **_where(device), "size": self.size, "job": job, "partial": partial,
+        options = {**more, **_where(device), "size": self.size, "job": job,
                    "store": Store(c10d.PrefixStore(f"mep/ep/{job}", self._store))}
         if not partial or len(self._ranks) == self.size:
             return mep.init(rank=self.rank, **options)
@@ -114,7 +113,7 @@ def _where(device: Optional[int]) -> "Dict[str, Any]":
 
 def meet_nobody(rank: int, size: int, device: Optional[int], **more: Any) -> "mep.Comm":
     """A communicator of `size` places, in which `rank` is there and the others have left."""
-    comms = mep.init_all(size, partial=True, **more, **_where(device))
+    comms = mep.init_all(size, **more, **_where(device))
     for each in range(size):
         if each != rank:
             comms[each].close()

@@ -27,7 +27,7 @@ struct DeviceControl {
   uint64_t live[kMaskWords];  // ranks that take part
   uint32_t rank;
   uint32_t ranks;
-  uint32_t partial_allowed;  // MEP_COMM_PARTIAL
+  uint32_t partial_allowed;  // EpShape::allows_partial
   uint32_t reserved;
   const uint64_t* abort_word;  // device address of the pinned word; null: there is none
 };
