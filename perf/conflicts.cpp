@@ -36,12 +36,18 @@ std::string find_conflict(const Options& options) {
   const std::string& op = options.operation;
   if (op.empty()) return "no operation is given; try mep_perf --help";
   if (is_queue_operation(op)) return find_queue_conflict(options);
+  const bool is_recovery = is_recovery_operation(op);
+  const std::string recovery_conflict = is_recovery ? find_recovery_conflict(options) : "";
+  if (!recovery_conflict.empty()) return recovery_conflict;
   if (options.has_queue_option) return "--warps, --size and --nic are for queue";
+  if (!is_recovery && options.has_recovery_option) {
+    return "--kills, --memory and --bytes are for recovery";
+  }
   const bool is_expert = is_expert_operation(op);
   const bool is_message = find_message_pattern(op).has_value();
-  if (!is_expert && !is_message && find_collective(op) == nullptr) {
+  if (!is_expert && !is_message && !is_recovery && find_collective(op) == nullptr) {
     return "unknown operation '" + op + "'; there are " + all_collective_names() + " " +
-           all_message_names() + " dispatch combine moe queue";
+           all_message_names() + " dispatch combine moe queue recovery";
   }
   if (is_message && (options.on_device || options.use_mep_memory)) {
     return "messages have no --device cuda and no --mep-memory";
@@ -121,7 +127,8 @@ std::string help_text() {
       " (messages between pairs of ranks)\n    dispatch combine moe\n"
       "    (moe is dispatch, a stand-in expert and combine)\n    queue\n"
       "    (send queues that kernels post to, by threads and the software NIC; one\n     "
-      "process)\n" +
+      "process)\n    recovery\n    (ranks are killed and replaced: how long the others wait, and a "
+      "replacement\n     takes to join)\n" +
       option_lines();
   text += "  --version, --help\n\n" + wrapped("Types: ", 7, all_dtype_names()) +
           wrapped("Reductions: ", 12, all_reduction_names());

@@ -38,6 +38,11 @@ class DeviceRank {
   // The same by NCCL, beside the case that make_collective() gave last; collective. Throws where NCCL is not there,
   // or ranks share a GPU. Ranks are processes.
   virtual std::unique_ptr<Case> make_nccl_collective(const CollectiveCall& call) = 0;
+  // The sum over the ranks of `count` float32 of the GPU's memory, each 1. Returns when the allreduce has ended, how it
+  // did; *sum is the first element. `count` is that of the first call.
+  virtual mep_result_t reduce_ones(size_t count, float* sum) = 0;
+  // So much of the GPU's memory is filled and kept.
+  virtual void hold(size_t bytes) = 0;
   // Collective; so is the end of the case.
   virtual std::unique_ptr<Case> make_moe(MoeOperation operation, MoeProblem& problem,
                                          const Options& options) = 0;

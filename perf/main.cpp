@@ -14,6 +14,7 @@
 #include "error.hpp"
 #include "mpi_side.hpp"
 #include "options.hpp"
+#include "recovery.hpp"
 #include "session.hpp"
 #include "standard_output.hpp"
 #include "thread_team.hpp"
@@ -165,6 +166,7 @@ void run_queue(char** argv) {
 }
 
 int run(const Options& options) {
+  if (is_recovery_operation(options.operation)) return run_recovery(options, comm_config(options));
   if (options.threads > 0) return run_threads(options);
   if (options.run_mpi && is_set("MEP_RANK")) {
     throw PerfError("--vs mpi needs mpirun: the ranks were started by mep_run, which knows no MPI");

@@ -13,6 +13,8 @@ namespace {
 
 constexpr uint32_t kMaxWarps = 256;
 constexpr uint64_t kMaxPutBytes = uint64_t{256} << 20;
+constexpr uint32_t kMaxKills = 100'000;
+constexpr uint64_t kMaxAllreduceBytes = uint64_t{1} << 30;
 
 // The whole text must be a number between the limits.
 template <typename Number>
@@ -20,7 +22,9 @@ bool read_number(const std::string& text, Number min, Number max, Number* value)
   Number parsed{};
   const char* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, parsed);
-  if (error != std::errc() || stop != end || parsed < min || parsed > max) return false;
+  if (error != std::errc() || stop != end || !(parsed >= min && parsed <= max)) {
+    return false;  // not a number, too
+  }
   *value = parsed;
   return true;
 }
@@ -141,7 +145,7 @@ void set_defaults(const std::string& preset, const std::string& phase, Options* 
   options->tokens = {options->is_high_throughput ? 4096u : 128u};
 }
 
-enum class Group { kCollective, kExpert, kQueue, kRun, kHidden };
+enum class Group { kCollective, kExpert, kQueue, kRecovery, kRun, kHidden };
 
 struct Entry {
   const char* name;
@@ -212,6 +216,16 @@ const Entry kEntries[] = {
      [](const std::string& t, Options* o) { return read_put_sizes(t, &o->put_sizes); }},
     {"--nic", "NAME", Group::kQueue, "two queue pairs of this adapter in place of the software NIC",
      [](const std::string& t, Options* o) { return !(o->nic = t).empty(); }},
+    {"--kills", "N", Group::kRecovery, "ranks that are killed and replaced, in turn [20]",
+     [](const std::string& t, Options* o) { return read_number(t, 1u, kMaxKills, &o->kills); }},
+    {"--memory", "GIB", Group::kRecovery, "GiB that each rank has filled [0]",
+     [](const std::string& t, Options* o) { return read_number(t, 0.0, 1024.0, &o->memory_gib); }},
+    {"--bytes", "B", Group::kRecovery,
+     "size of the allreduce that the ranks repeat, at most 1G [8]",
+     [](const std::string& t, Options* o) {
+       return read_bytes(t, &o->allreduce_bytes) && o->allreduce_bytes > 0 &&
+              o->allreduce_bytes <= kMaxAllreduceBytes;
+     }},
     {"-i", "ITERS", Group::kRun, "iterations of a size; default by time, about half a second",
      [](const std::string& t, Options* o) {
        return read_number<uint64_t>(t, 1, uint64_t{1} << 40, &o->iterations);
@@ -291,14 +305,25 @@ ParseResult read_words(int argc, char** argv, Options* options, std::string* mes
     options->has_size_option |= entry->group == Group::kCollective;
     options->has_expert_option |= entry->group == Group::kExpert;
     options->has_queue_option |= entry->group == Group::kQueue;
+    options->has_recovery_option |= entry->group == Group::kRecovery;
   }
   return ParseResult::kRun;
+}
+
+// Options of operations that are timed in blocks.
+bool has_block_option(const Options& options) {
+  return options.has_size_option || options.has_expert_option || options.check || options.run_mpi ||
+         options.run_nccl || options.show_switches || options.threads > 0 || options.seconds > 0;
 }
 
 }  // namespace
 
 bool is_queue_operation(const std::string& name) {
   return name == "queue";
+}
+
+bool is_recovery_operation(const std::string& name) {
+  return name == "recovery";
 }
 
 bool is_expert_operation(const std::string& name) {
@@ -314,16 +339,23 @@ ParseResult read_options(int argc, char** argv, Options* options, std::string* m
 }
 
 std::string find_queue_conflict(const Options& options) {
-  const bool has_others = options.has_size_option || options.has_expert_option || options.check ||
-                          options.run_mpi || options.run_nccl || options.on_device ||
-                          options.show_switches || options.threads > 0 || options.seconds > 0;
+  const bool has_others =
+      has_block_option(options) || options.has_recovery_option || options.on_device;
   return has_others ? "queue takes --warps, --size, --nic, -i, --json and --csv" : "";
+}
+
+std::string find_recovery_conflict(const Options& options) {
+  const bool has_others =
+      has_block_option(options) || options.has_queue_option || options.iterations > 0;
+  return has_others ? "recovery takes --kills, --memory, --bytes, --device, --json and --csv" : "";
 }
 
 std::string option_lines() {
   std::string text;
-  constexpr const char* kTitles[] = {"Collectives", "Dispatch, combine, moe", "Queue", "Running"};
-  for (const Group group : {Group::kCollective, Group::kExpert, Group::kQueue, Group::kRun}) {
+  constexpr const char* kTitles[] = {"Collectives", "Dispatch, combine, moe", "Queue", "Recovery",
+                                     "Running"};
+  for (const Group group :
+       {Group::kCollective, Group::kExpert, Group::kQueue, Group::kRecovery, Group::kRun}) {
     text += std::string("\n") + kTitles[static_cast<int>(group)] + ":\n";
     for (const Entry& entry : kEntries) {
       if (entry.group != group) continue;

@@ -48,6 +48,11 @@ struct Options {
   std::vector<uint64_t> put_sizes = {8, 4096, 65536};
   std::string nic;  // the adapter; empty: the software NIC
   bool has_queue_option = false;
+  // Recovery.
+  uint32_t kills = 20;
+  double memory_gib = 0;  // that each rank has filled
+  uint64_t allreduce_bytes = 8;
+  bool has_recovery_option = false;
   // Running.
   uint64_t iterations = 0;  // of one size and side; 0: by time
   double seconds = 0;       // of one size and side; 0: the default
@@ -70,12 +75,16 @@ enum class ParseResult { kRun, kHelp, kVersion, kBad };
 bool is_expert_operation(const std::string& name);
 // queue: one process, no ranks.
 bool is_queue_operation(const std::string& name);
+// recovery: ranks that are killed and replaced.
+bool is_recovery_operation(const std::string& name);
 
 // kBad: *message says what is wrong, in one line. By itself each value is right; parse_options() looks at all together.
 ParseResult read_options(int argc, char** argv, Options* options, std::string* message);
 ParseResult parse_options(int argc, char** argv, Options* options, std::string* message);
 // Empty: all is well with the options of queue.
 std::string find_queue_conflict(const Options& options);
+// The same of recovery.
+std::string find_recovery_conflict(const Options& options);
 
 // The options in groups.
 std::string option_lines();

@@ -4,6 +4,7 @@
 Each picture is a light card with dark text, so that it reads on light and dark pages alike, and narrow, so that it reads on a phone.
 """
 import html
+import math
 import re
 import sys
 from pathlib import Path
@@ -189,34 +190,33 @@ def death():
 
 
 def recovery():
-    """The medians of docs/measurements/two-core-epyc-failures.md, stage after stage."""
+    """The medians of docs/measurements/two-core-epyc-failures.md: to the error, and on to the next success."""
     page = (FOLDER.parent / "measurements/two-core-epyc-failures.md").read_text()
-    stages = (("detect", "red"), ("freeze", "amber"), ("agree", "blue"), ("fence", "gray"), ("install", "gray"), ("resume", "green"))
-    whole = "kill to first success in the new view"
-    values = {name: [float(v) for v in re.search(rf"^\| {name} \|(.*)\|$", page, re.M)[1].split("|")] for name in (*dict(stages), whole)}
-    p = Picture("recovery", 236, "Milliseconds from the death of a rank to the next success of the others")
+    stages = (("notice", "to the error", "red"), ("resume", "to the next success", "green"))
+    values = {name: [float(v) for v in re.search(rf"^\| {name} \|(.*)\|$", page, re.M)[1].split("|")] for name, _, _ in stages}
+    kills = re.search(r"--kills (\d+)", page)[1]
+    p = Picture("recovery", 286, "Milliseconds from the death of a rank to the next success of the others")
     p.text(20, 30, "From the death of a rank to the next success", size=15, bold=True)
-    p.text(20, 50, "median of 200 kills, milliseconds, two cores of one host", size=12)
-    scale = 320 / 4
-    for row, (ranks, column) in enumerate((("4 ranks", 0), ("8 ranks", 3))):
+    p.text(20, 50, f"median of {kills} kills, milliseconds, two cores of one host", size=12)
+    last = math.ceil(values["resume"][6])
+    scale = 320 / last
+    for row, ranks in enumerate((2, 4, 8)):
         y, x = 68 + row * 50, 20.0
-        for name, fill in stages:
-            width = values[name][column] * scale
-            p.parts.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="30" fill="{FILLS[fill]}" stroke="{LINE}" stroke-width="0.8"/>')
-            x += width
-        p.text(x + 8, y + 20, f"{ranks}: {values[whole][column]:g}", size=13, bold=True)
-    for tick in range(5):
+        for name, _, fill in stages:
+            end = 20 + values[name][3 * row] * scale
+            p.parts.append(f'<rect x="{x:.1f}" y="{y}" width="{end - x:.1f}" height="30" fill="{FILLS[fill]}" stroke="{LINE}" stroke-width="0.8"/>')
+            x = end
+        p.text(x + 8, y + 20, f"{ranks} ranks: {values['resume'][3 * row]:g}", size=13, bold=True)
+    for tick in range(last + 1):
         x = 20 + tick * scale
-        p.line(x, 166, x, 171, width=1)
-        p.text(x, 185, str(tick), "middle", 12)
-    p.line(20, 166, 20 + 4 * scale, 166, width=1)
+        p.line(round(x, 1), 216, round(x, 1), 221, width=1)
+        p.text(round(x, 1), 235, str(tick), "middle", 12)
+    p.line(20, 216, 340, 216, width=1)
     x = 20
-    for name, fill in stages:
-        if name in ("fence", "install"):
-            continue
-        p.parts.append(f'<rect x="{x}" y="204" width="14" height="14" fill="{FILLS[fill]}" stroke="{LINE}" stroke-width="0.8"/>')
-        p.text(x + 20, 216, name, size=13)
-        x += 100
+    for _, text, fill in stages:
+        p.parts.append(f'<rect x="{x}" y="254" width="14" height="14" fill="{FILLS[fill]}" stroke="{LINE}" stroke-width="0.8"/>')
+        p.text(x + 20, 266, text, size=13)
+        x += 120
     return p
 
 

@@ -1,6 +1,7 @@
 // The GPU's side of a rank, put together; and its team where ranks are processes.
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "device/collective.hpp"
 #include "device/context.hpp"
@@ -92,9 +93,28 @@ class CudaRank : public DeviceRank {
                                  const Options& options) override {
     return make_device_moe(context_, operation, problem, options);
   }
+  mep_result_t reduce_ones(size_t count, float* sum) override {
+    if (ones_ == nullptr) {
+      context_.use();
+      ones_ = context_.allocate<float>(count);
+      sums_ = context_.allocate<float>(count);
+      context_.upload(ones_, std::vector<float>(count, 1.0F).data(), count * sizeof(float));
+    }
+    const mep_result_t result = mep_allreduce(ones_, sums_, count, MEP_FLOAT32, MEP_SUM,
+                                              context_.comm(), context_.stream());
+    if (result < 0) return result;
+    context_.download(sum, sums_, sizeof *sum);  // waits for the stream
+    return mep_comm_async_result(context_.comm());
+  }
+  void hold(size_t bytes) override {
+    context_.use();
+    context_.fill(context_.allocate<uint8_t>(bytes), 1, bytes);
+  }
 
  private:
   DeviceContext context_;
+  float* ones_ = nullptr;  // of reduce_ones()
+  float* sums_ = nullptr;
   std::unique_ptr<NcclRank> nccl_;
   double gpu_number_ = 0;
 };
