@@ -35,11 +35,7 @@ class Reception {
 
   mep_result_t wait(const Deadline& deadline, Welcome* welcome) {
     while (!deadline.expired()) {
-      std::vector<pollfd> fds;
-      for (const PeerLink& peer : mesh_.peers) {
-        if (is_awaited(peer)) fds.push_back({peer.link->fd(), POLLIN, 0});
-      }
-      (void)poll(fds.data(), fds.size(), deadline.left_ms(kPollMs));
+      // First, for a link may hold a welcome that came with the last frame of the handshake: poll() does not see it.
       bool all = true;
       for (const PeerLink& peer : mesh_.peers) {
         if (is_awaited(peer)) MEP_TRY(read(peer));
@@ -49,6 +45,11 @@ class Reception {
         merge(welcome);
         return MEP_SUCCESS;
       }
+      std::vector<pollfd> fds;
+      for (const PeerLink& peer : mesh_.peers) {
+        if (is_awaited(peer)) fds.push_back({peer.link->fd(), POLLIN, 0});
+      }
+      (void)poll(fds.data(), fds.size(), deadline.left_ms(kPollMs));
     }
     return fail(MEP_ERR_TIMEOUT, "the members did not answer; is one of them inside a call?");
   }
