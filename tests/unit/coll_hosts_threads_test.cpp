@@ -163,6 +163,8 @@ void test_relay_is_counted(void**) {
         size, patient_config(kPutOnly), report, [&](int rank, mep_comm_t comm, Report& found) {
           std::vector<Case> cases = small_cases(size);
           cases.push_back({Kind::k_allgather, MEP_UINT8, MEP_SUM, 16384, 0, false, 7});
+          cases.push_back({Kind::k_broadcast, MEP_UINT8, MEP_SUM, 100'000, 0, false, 7});
+          cases.push_back({Kind::k_scatter, MEP_UINT8, MEP_SUM, 16384, size - 1, false, 7});
           const size_t first_large = cases.size();
           cases.push_back({Kind::k_allgather, MEP_UINT8, MEP_SUM, 100'000, 0, false, 7});
           cases.push_back({Kind::k_alltoall, MEP_UINT8, MEP_SUM, 100'000, 0, false, 7});

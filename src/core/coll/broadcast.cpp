@@ -34,8 +34,7 @@ mep_result_t check_broadcast(const Collectives& comm, const CollectiveArgs& args
 Step step_small_broadcast(Collectives& comm, Operation& operation) {
   const auto root = static_cast<uint32_t>(operation.args.root);
   if (root == comm.rank()) {
-    const Step entered =
-        enter_small(comm, operation, operation.args.send, operation.bytes, EagerRing::kRooted);
+    const Step entered = enter_as_root(comm, operation);
     if (entered != Step::kDone) return entered;
     copy_own_block(comm, operation);
   } else {

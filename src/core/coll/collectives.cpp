@@ -119,11 +119,16 @@ void Collectives::note_number(Operation& operation) {
     record(operation);
   operation.contributors = &adopted().live;
   const CollectiveType& type = type_of(operation);
-  operation.is_small = operation.given_bytes <= eager_.payload_bytes();
+  const bool only_root = type.only_root_gives();
+  operation.is_small =
+      operation.given_bytes <= (only_root ? eager_.rooted_bytes() : eager_.payload_bytes());
+  operation.is_long = operation.is_small && operation.given_bytes > eager_.payload_bytes();
   operation.enters_directly = !operation.is_small && !type.has_counts &&
                               eager_.may_enter_directly(/*is_rooted=*/type.is_rooted);
-  if (type.only_root_gives() && operation.is_small) {
-    operation.fingerprint = fingerprint_from_root(operation.kind, operation.args);
+  if (only_root && operation.is_small) {
+    operation.fingerprint = operation.is_long
+                                ? fingerprint_of(operation.kind, operation.args)
+                                : fingerprint_from_root(operation.kind, operation.args);
     rooted_fingerprint_ = (rooted_fingerprint_ ^ operation.fingerprint) * 0x9e3779b1u + 1;
     board_.note(operation);
     return;
@@ -291,7 +296,10 @@ Reports::Report Collectives::defer_report(Reports::Report report) {
 }
 
 const std::byte* Collectives::contribution(const Operation& operation, uint32_t source) const {
-  if (operation.retained == nullptr) return eager_.payload(operation.seq, source);
+  if (operation.retained == nullptr) {
+    return operation.is_long ? eager_.long_payload(operation.seq, source)
+                             : eager_.payload(operation.seq, source);
+  }
   const auto& sources = operation.retained->sources;
   const auto it = std::find(sources.begin(), sources.end(), source);
   if (it == sources.end()) return nullptr;

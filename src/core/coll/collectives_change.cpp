@@ -80,7 +80,7 @@ void Collectives::give_catch_up(uint64_t from_seq, uint64_t to_seq, const CatchU
 }
 
 void Collectives::take_catch_up(uint64_t seq, uint32_t source, std::span<const std::byte> bytes) {
-  if (source >= size() || bytes.size() != eager_.slot_bytes()) return;
+  if (source >= size() || !eager_.is_retained_size(bytes.size())) return;
   const std::lock_guard lock(engine_.mutex());
   RetainedOperation& retained = retained_pending_[seq];
   const auto place = std::lower_bound(retained.sources.begin(), retained.sources.end(), source);

@@ -22,6 +22,10 @@ void EagerRing::set_targets() {
   acts_as_leader_ = through_leaders_ && own.leader() == rank_;
   const bool has_large_slots = !groups_.all_mapped() && size_ <= kMostSentRanks;
   payload_bytes_ = has_large_slots ? kSentPayloadBytes : kMappedPayloadBytes;
+  const bool maps_none = std::all_of(
+      groups_.all().begin(), groups_.all().end(),
+      [](const HostGroup& group) { return group.sharing == 0 || group.ranks.size() == 1; });
+  rooted_bytes_ = maps_none && size_ <= kMostLongRanks ? kLongBytes : payload_bytes_;
   host_peers_.clear();
   std::copy_if(own.ranks.begin(), own.ranks.end(), std::back_inserter(host_peers_),
                [this](uint32_t peer) { return peer != rank_; });
@@ -60,7 +64,7 @@ mep_result_t EagerRing::relay_rest(const Operation& operation) {
     if (is_on_this_host(source)) continue;
     const uint64_t word = load_signal(window_, slot_offset(operation.seq, source));
     if (!signal_matches(word, expected) || !is_rooted(word)) continue;
-    MEP_TRY(forward(operation.seq, source, payload_bytes_));
+    MEP_TRY(forward(operation.seq, source, is_long(word) ? kLongBytes : payload_bytes_));
   }
   return relay_acknowledgements();
 }
@@ -69,6 +73,7 @@ mep_result_t EagerRing::relay_rest(const Operation& operation) {
 // longest of those whose words stand in the batch. A contribution that comes later is not looked at.
 size_t EagerRing::stride_of(const Operation& operation, const std::byte* words) const {
   if (operation.counted == nullptr) {
+    if (operation.is_long) return 0;  // the words of ranks that wait for the root
     return operation.is_small ? operation.given_bytes : operation.landing_bytes;
   }
   size_t longest = 0;
@@ -205,11 +210,11 @@ mep_result_t EagerRing::forward(uint64_t seq, uint32_t source, size_t bytes) con
   MEP_TEST_DELAY_POINT("relay forward");
   const uint64_t offset = slot_offset(seq, source);
   const uint64_t word = load_signal(window_, offset);
+  const uint64_t data = is_long(word) ? long_offset(seq, source) : offset + sizeof word;
+  const size_t heading = is_long(word) ? kLine : 0;
   for (const uint32_t peer : host_peers_) {
     const Remote& remote = (*remotes_)[peer];
-    if (bytes != 0) {
-      MEP_TRY(remote.put(offset + sizeof word, window_ + offset + sizeof word, bytes));
-    }
+    if (bytes != 0) MEP_TRY(remote.put(data, window_ + data, heading + bytes));
     MEP_TRY(remote.signal(offset, word));
   }
   return MEP_SUCCESS;
@@ -226,7 +231,8 @@ uint64_t EagerRing::passed_by(uint32_t peer) const {
 mep_result_t EagerRing::relay_acknowledgements() {
   uint64_t lowest = passed_;
   for (const uint32_t peer : host_peers_) lowest = std::min(lowest, passed_by(peer));
-  const bool is_due = lowest >= host_acknowledged_ + depth_ / 2;
+  const bool is_due = lowest >= host_acknowledged_ + depth_ / 2 ||
+                      (lowest > host_acknowledged_ && host_acknowledged_ < last_long_);
   if (is_due && has_relay_) {
     for (const uint32_t peer : host_peers_) {
       MEP_TRY(

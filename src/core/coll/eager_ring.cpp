@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "base/status.hpp"
 #include "base/test_delay.hpp"
@@ -24,6 +25,8 @@ void EagerRing::restart(uint64_t epoch, uint64_t next, const std::vector<uint32_
   all_signalled_ = next;
   passed_ = next - 1;
   posted_ = next - 1;
+  last_long_ = next - 1;
+  std::fill(std::begin(long_used_), std::end(long_used_), next - 1);
   entered_.assign(size_, next);
   set_targets();
 }
@@ -32,8 +35,13 @@ mep_result_t EagerRing::post_to_all(const Operation& operation, const void* payl
                                     uint32_t flags) {
   const uint64_t offset = slot_offset(operation.seq, rank_);
   const uint64_t word = tag(operation.epoch, operation.seq) | operation.fingerprint | flags;
+  const bool goes_long = is_long(word) && bytes != 0;
+  const uint64_t data =
+      goes_long ? long_offset(operation.seq, rank_) + kLine : offset + sizeof word;
   // The own copy first: what a peer has got can always be given again from here.
-  MEP_TRY((*remotes_)[rank_].put(offset + sizeof word, payload, bytes));
+  MEP_TRY((*remotes_)[rank_].put(data, payload, bytes));
+  if (goes_long) write_heading(operation);
+  const size_t heading = goes_long ? kLine : 0;
   reinterpret_cast<std::atomic<uint64_t>*>(window_ + offset)
       // Release: the control thread that copies contributions out sees the payload.
       ->store(word, std::memory_order_release);
@@ -43,8 +51,9 @@ mep_result_t EagerRing::post_to_all(const Operation& operation, const void* payl
     const Remote& remote = (*remotes_)[peer];
     if (bytes != 0) {
       // The own copy outlives the call, which a transport that sends later needs.
-      const void* from = remote.mapped != nullptr ? payload : window_ + offset + sizeof word;
-      MEP_TRY(remote.put(offset + sizeof word, from, bytes));
+      const bool is_copied = remote.mapped != nullptr && !goes_long;
+      const void* from = is_copied ? payload : window_ + data - heading;
+      MEP_TRY(remote.put(data - heading, from, heading + bytes));
     }
     MEP_TRY(remote.signal(offset, word));
   }
@@ -60,13 +69,36 @@ mep_result_t EagerRing::show_call(const Operation& operation) {
 // the slots of seq, and no peer may have written to them again by then.
 mep_result_t EagerRing::acknowledge(const Operation& operation) {
   passed_ = operation.seq - 1;
-  if (operation.seq - all_signalled_ < depth_ / 2) return MEP_SUCCESS;
+  if (operation.is_long || operation.result != MEP_SUCCESS) last_long_ = operation.seq;
+  const uint64_t every = last_long_ < all_signalled_ ? depth_ / 2 : kLongUses / 2;
+  if (operation.seq - all_signalled_ < every) return MEP_SUCCESS;
   const uint64_t word = acknowledgement(operation.epoch, passed_);
   for (const uint32_t peer : targets_) {
     MEP_TRY((*remotes_)[peer].signal(acknowledgement_offset(rank_), word));
   }
   all_signalled_ = operation.seq;
   return MEP_SUCCESS;
+}
+
+// Bits 0-31 kind, 32-63 type; then the count.
+void EagerRing::write_heading(const Operation& operation) {
+  const uint64_t heading[] = {
+      static_cast<uint64_t>(operation.kind) | uint64_t{operation.args.dtype} << 32,
+      operation.args.count};
+  static_assert(sizeof heading <= kLine);
+  std::memcpy(window_ + long_offset(operation.seq, rank_), heading, sizeof heading);
+  long_used_[operation.seq % kLongUses] = operation.seq;
+}
+
+bool EagerRing::call_in_heading(uint64_t seq, uint32_t source, Collective* kind,
+                                CollectiveArgs* args) const {
+  uint64_t heading[2];
+  std::memcpy(heading, window_ + long_offset(seq, source), sizeof heading);
+  *kind = static_cast<Collective>(heading[0] & 0xffffffff);
+  args->dtype = static_cast<mep_dtype_t>(heading[0] >> 32);
+  args->count = heading[1];
+  args->root = static_cast<int32_t>(source);
+  return is_collective(*kind) && mep_dtype_size(args->dtype) != 0;
 }
 
 bool EagerRing::look_for_acknowledgements(uint64_t seq) {
@@ -82,21 +114,23 @@ bool EagerRing::retain(uint64_t epoch, uint64_t seq, RetainedOperation* out) con
   out->contributions.clear();
   const auto take = [&](uint32_t source, uint64_t word) {
     out->sources.push_back(source);
-    std::vector<std::byte>& contribution = out->contributions.emplace_back(slot_bytes_);
+    const std::byte* from = is_long(word) ? long_payload(seq, source) : payload(seq, source);
+    const size_t bytes = is_long(word) ? kLongBytes : slot_bytes_ - sizeof word;
+    std::vector<std::byte>& contribution = out->contributions.emplace_back(sizeof word + bytes);
     std::memcpy(contribution.data(), &word, sizeof word);
-    std::memcpy(contribution.data() + sizeof word, payload(seq, source), slot_bytes_ - sizeof word);
+    std::memcpy(contribution.data() + sizeof word, from, bytes);
   };
   const uint64_t expected = tag(epoch, seq);
   for (const uint32_t source : live_) {
     const uint64_t word = load_signal(window_, slot_offset(seq, source));
     if (!signal_matches(word, expected)) continue;
-    if ((signal_payload(word) & kEntryOnly) != 0) return false;
     if (is_rooted(word)) {
       out->sources.clear();
       out->contributions.clear();
       take(source, word);
       return true;
     }
+    if ((signal_payload(word) & kEntryOnly) != 0) return false;
     take(source, word);
   }
   return out->sources.size() == live_.size();

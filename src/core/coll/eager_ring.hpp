@@ -4,6 +4,7 @@
 //   word of seq n:           tag(epoch, n / depth), payload 2 flags + 22 bits fingerprint
 //   flags                    rooted: from a root, whose contribution alone is enough for the result
 //                            entry only: of a large operation, whose data is elsewhere, so not enough for it
+//                            both: a root's long contribution, whose data is in a long area and enough
 //
 // Operation n goes through use n % depth. A rank puts its contribution to every live peer and to its own
 // window. There it stays until *every* live rank is known to have passed n: operation n has ended there. So
@@ -33,6 +34,12 @@
 //   acknowledgements  [size] a line
 //   batch words       [depth][size] a line; by the leader that sends. Payload: bytes of each contribution
 //   batches           [depth], the hosts' one after the other: u64 words[ranks], contributions[ranks]
+//   long areas        [size][kLongUses] u64 kind and type, u64 count, a line | contribution
+//
+// Where no ranks map each other, a root's contribution may be long: its word is in the slot, and its data in the root's
+// long area seq % kLongUses. The root uses an area again when all have passed the operation that was in it. So that it
+// learns this in time, ranks acknowledge every kLongUses / 2 operations until all know that they have passed the last
+// long one.
 #pragma once
 
 #include <cstddef>
@@ -60,10 +67,15 @@ class EagerRing {
   static constexpr uint32_t kMostSentRanks = 32;
   static constexpr uint32_t kEntryOnly = 0x400000;
   static constexpr uint32_t kRooted = 0x800000;
+  // A root's long contribution: longer than a slot, of at most kLongBytes.
+  static constexpr uint32_t kLong = kRooted | kEntryOnly;
+  static constexpr size_t kLongBytes = size_t{128} << 10;
+  static constexpr uint64_t kLongUses = 8;
+  static constexpr uint32_t kMostLongRanks = 16;
 
   // Bytes of the window that a comm of `size` ranks needs from `offset` on.
   static size_t window_bytes(uint32_t size) {
-    return 2 * depth_of(size) * size * slot_bytes_of(size) + (depth_of(size) + 1) * size * kLine;
+    return batches_end(size) + (size <= kMostLongRanks ? size * kLongUses * kLongAreaBytes : 0);
   }
   static constexpr size_t slot_bytes_of(uint32_t size) {
     return size <= kMostSentRanks ? kSentPayloadBytes + kLine
@@ -74,6 +86,8 @@ class EagerRing {
   size_t slot_bytes() const { return slot_bytes_; }
   // The most bytes of a contribution of the present epoch; the same on all ranks.
   size_t payload_bytes() const { return payload_bytes_; }
+  // The same where only the root gives.
+  size_t rooted_bytes() const { return rooted_bytes_; }
 
   // `remotes` by comm rank, the own one included; both outlive this object.
   void open(uint32_t rank, const std::vector<Remote>* remotes);
@@ -88,6 +102,13 @@ class EagerRing {
   // Whether all live ranks have passed what was in the slots of seq, so that they may be written again.
   bool has_credit(uint64_t seq) {
     return seq <= passed_by_all_ + depth_ || look_for_acknowledgements(seq);
+  }
+  // The same for the long area of an operation in which this rank is the root.
+  bool has_long_credit(const Operation& operation) {
+    if (!operation.is_long) return true;
+    const uint64_t used = long_used_[operation.seq % kLongUses];
+    if (used > passed_by_all_) (void)look_for_acknowledgements(operation.seq);
+    return used <= passed_by_all_;
   }
   // Puts to the own window and to every live peer (over several hosts: those of this host, and for a
   // root the host leaders), then signals. From then on it counts as a contribution.
@@ -115,14 +136,24 @@ class EagerRing {
   bool call_of_root(uint64_t epoch, uint64_t seq, uint32_t source, Collective* kind,
                     CollectiveArgs* args) const {
     const uint64_t word = load_signal(window_, slot_offset(seq, source));
-    return signal_matches(word, tag(epoch, seq)) && call_of_root(word, source, kind, args);
+    if (!signal_matches(word, tag(epoch, seq))) return false;
+    return is_long(word) ? call_in_heading(seq, source, kind, args)
+                         : call_of_root(word, source, kind, args);
   }
-  // The same from the word of the contribution.
+  // The same from the word of the contribution, unless it is long.
   static bool call_of_root(uint64_t word, uint32_t source, Collective* kind, CollectiveArgs* args) {
-    return is_rooted(word) && read_call_of_root(signal_payload(word), source, kind, args);
+    return is_rooted(word) && !is_long(word) &&
+           read_call_of_root(signal_payload(word), source, kind, args);
   }
   const std::byte* payload(uint64_t seq, uint32_t source) const {
     return window_ + slot_offset(seq, source) + sizeof(uint64_t);
+  }
+  const std::byte* long_payload(uint64_t seq, uint32_t source) const {
+    return window_ + long_offset(seq, source) + kLine;
+  }
+  // Whether a contribution is as long as it is retained.
+  bool is_retained_size(size_t bytes) const {
+    return bytes == slot_bytes_ || bytes == sizeof(uint64_t) + kLongBytes;
   }
   // This rank has waited in the operation for all live peers: they have passed seq - 1, and know the same of
   // this rank.
@@ -139,12 +170,14 @@ class EagerRing {
   // Whether what was retained of an operation belongs to the same call as this rank's.
   static bool same_call(const RetainedOperation& retained, uint32_t fingerprint);
   // At the end of an operation by which the peers do not learn how far this rank is: not all of them waited
-  // for it, or it failed before it waited for all. Every depth / 2 operations it sends an acknowledgement.
+  // for it, or it failed before it waited for all. Every depth / 2 operations it sends an acknowledgement, after a
+  // long or failed one every kLongUses / 2: to others a failed one may have been long.
   [[nodiscard]] mep_result_t acknowledge(const Operation& operation);
   // The same for a root. All others wait for its contribution, which is the acknowledgement.
-  void acknowledge_as_root(uint64_t seq) {
-    passed_ = seq - 1;
-    all_signalled_ = seq;
+  void acknowledge_as_root(const Operation& operation) {
+    passed_ = operation.seq - 1;
+    all_signalled_ = operation.seq;
+    if (operation.is_long) last_long_ = operation.seq;
   }
 
   // --- Several hosts, or a relay (the user's thread, eager_relay.cpp) ---
@@ -195,6 +228,17 @@ class EagerRing {
     return ((seq % depth_) * size_ + source) * slot_bytes_;
   }
   static bool is_rooted(uint64_t word) { return (signal_payload(word) & kRooted) != 0; }
+  static bool is_long(uint64_t word) { return (signal_payload(word) & kLong) == kLong; }
+  static constexpr size_t kLongAreaBytes = kLine + kLongBytes;
+  static uint64_t batches_end(uint32_t size) {
+    return 2 * depth_of(size) * size * slot_bytes_of(size) + (depth_of(size) + 1) * size * kLine;
+  }
+  // Its heading, a line, and behind it the contribution.
+  uint64_t long_offset(uint64_t seq, uint32_t source) const {
+    return batches_end(size_) + (source * kLongUses + seq % kLongUses) * kLongAreaBytes;
+  }
+  void write_heading(const Operation& operation);
+  bool call_in_heading(uint64_t seq, uint32_t source, Collective* kind, CollectiveArgs* args) const;
   uint64_t acknowledgement_offset(uint32_t source) const {
     return depth_ * size_ * slot_bytes_ + source * kLine;
   }
@@ -234,6 +278,7 @@ class EagerRing {
   uint64_t depth_ = 0;
   size_t slot_bytes_ = 0;
   size_t payload_bytes_ = 0;
+  size_t rooted_bytes_ = 0;
   const std::vector<Remote>* remotes_ = nullptr;
   std::byte* window_ = nullptr;
   std::vector<uint32_t> live_;
@@ -244,6 +289,8 @@ class EagerRing {
   uint64_t all_signalled_ = 0;  // every live peer knows that this rank has entered this seq
   // The last that this rank may acknowledge: the operation after it may not be committed yet.
   uint64_t passed_ = 0;
+  uint64_t last_long_ = 0;              // the last long operation here: seq
+  uint64_t long_used_[kLongUses] = {};  // by area of this rank: seq
   // By rank: the last seq of which this rank has seen its contribution. Counts only if that came from itself.
   std::vector<uint64_t> entered_;
   std::vector<uint32_t> targets_;                  // whom it contributes and acknowledges to

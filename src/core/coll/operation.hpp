@@ -105,6 +105,7 @@ struct Operation : OperationState<Operation>, StepState {
   size_t bytes = 0;              // args.count elements: one block
   size_t given_bytes = 0;        // all blocks that a rank gives: its contribution
   bool is_small = false;         // its data goes in eager slots
+  bool is_long = false;          // small, but the root's contribution is in a long area
   bool enters_directly = false;  // its entry goes to each rank, behind the first data for it
   uint32_t fingerprint = 0;      // of what must be the same on all ranks
   bool is_internal = false;      // no call of the user's: mep_comm_last_op does not report it

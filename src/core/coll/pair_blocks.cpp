@@ -70,8 +70,7 @@ Step step_from_root(Collectives& comm, Operation& operation) {
     const Step arrived = take_from_root(comm, operation, root);
     if (arrived != Step::kDone) return arrived;
   } else {
-    const Step entered = enter_small(comm, operation, operation.args.send, operation.given_bytes,
-                                     EagerRing::kRooted);
+    const Step entered = enter_as_root(comm, operation);
     if (entered != Step::kDone) return entered;
   }
   if (operation.bytes != 0) {

@@ -15,6 +15,9 @@ inline Step fail_step(Operation& operation, mep_result_t result) {
 inline Step enter_flat(Collectives& comm, Operation& operation, const void* payload, size_t bytes,
                        uint32_t flags) {
   if (!comm.eager().has_credit(operation.seq)) return Step::kPending;
+  if ((flags & EagerRing::kRooted) != 0 && !comm.eager().has_long_credit(operation)) {
+    return Step::kPending;
+  }
   const mep_result_t posted = comm.eager().post_to_all(operation, payload, bytes, flags);
   return posted == MEP_SUCCESS ? Step::kDone : fail_step(operation, posted);
 }
@@ -41,6 +44,12 @@ inline Step enter_small(Collectives& comm, Operation& operation, const void* pay
   return enter_flat(comm, operation, payload, bytes, flags);
 }
 
+// The root's contribution to a small operation in which only it gives.
+inline Step enter_as_root(Collectives& comm, Operation& operation) {
+  return enter_small(comm, operation, operation.args.send, operation.given_bytes,
+                     operation.is_long ? EagerRing::kLong : EagerRing::kRooted);
+}
+
 // Sends and takes host batches. kDone: all of them, for this operation.
 inline Step relay_step(Collectives& comm, Operation& operation) {
   const PostingScope posting = comm.posting();
@@ -63,7 +72,7 @@ inline Step forward_step(Collectives& comm, Operation& operation, uint32_t root)
 inline Step acknowledge_step(Collectives& comm, Operation& operation, bool is_root = false) {
   mep_result_t noted = MEP_SUCCESS;
   if (is_root) {
-    comm.eager().acknowledge_as_root(operation.seq);
+    comm.eager().acknowledge_as_root(operation);
   } else {
     noted = comm.eager().acknowledge(operation);
   }
