@@ -9,7 +9,7 @@ import re
 MAX_FIELDS = 20
 # (file, class): its data members.
 LARGE = {
-    ("src/core/coll/eager_ring.hpp", "EagerRing"): 29,
+    ("src/core/coll/eager_ring.hpp", "EagerRing"): 27,
     ("src/core/coll/pipeline.hpp", "Pipeline"): 21,
     ("src/core/cuda/gpu_buffers.hpp", "GpuBuffers"): 24,
     ("src/core/ep/ep_buffer.hpp", "EpBuffer"): 42,

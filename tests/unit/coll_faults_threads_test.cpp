@@ -160,7 +160,7 @@ void test_mismatch(void**) {
   other_op.op = MEP_MAX;
   Case other_large = large;
   other_large.count = 400'001;
-  Case large_root{Kind::k_broadcast, MEP_UINT8, MEP_SUM, 100'000, 0};
+  Case large_root{Kind::k_broadcast, MEP_UINT8, MEP_SUM, 200'000, 0};
   Case other_root = large_root;
   other_root.root = 1;
   const Case exchange{Kind::k_alltoall, MEP_INT32, MEP_SUM, 10};
@@ -259,7 +259,7 @@ void test_mismatch_text(void**) {
 
 // A small broadcast or scatter makes nobody wait but for its root: who differs learns it at once, the others
 // in the next operation that makes them wait for each other.
-void mismatched_from_root(const Case& usual) {
+void mismatched_from_root(const Case& usual, uint32_t flags = 0) {
   const int size = 4;
   Case count = usual;
   count.count = 12;
@@ -269,21 +269,23 @@ void mismatched_from_root(const Case& usual) {
   root.root = 0;
   const Case reduce{Kind::k_allreduce, MEP_INT32, MEP_SUM, 10};
   for (const Case& other : {count, type, root, Case{Kind::k_barrier}, reduce}) {
-    for (const int odd : {1, 3}) mismatch({usual, other}, size, odd, 0, false);
+    for (const int odd : {1, 3}) mismatch({usual, other}, size, odd, flags, false);
   }
   for (const int odd : {1, 3}) {
     Case itself = usual;  // two roots
     itself.root = odd;
-    mismatch({usual, itself}, size, odd, 0, false);
+    mismatch({usual, itself}, size, odd, flags, false);
   }
 }
 
 void test_mismatched_broadcast(void**) {
   mismatched_from_root({Kind::k_broadcast, MEP_INT32, MEP_SUM, 10, 2});
+  mismatched_from_root({Kind::k_broadcast, MEP_INT32, MEP_SUM, 20'000, 2}, kPutOnly);
 }
 
 void test_mismatched_scatter(void**) {
   mismatched_from_root({Kind::k_scatter, MEP_INT32, MEP_SUM, 10, 2});
+  mismatched_from_root({Kind::k_scatter, MEP_INT32, MEP_SUM, 8'000, 2}, kPutOnly);
 }
 
 // An operation that one rank completed by itself is decided for the late one too, but not as another operation.

@@ -4,6 +4,7 @@
 // are threads; "hosts" reach each other by put and signal, which are counted.
 #include <barrier>
 
+#include "core/coll/eager_ring.hpp"
 #include "support/coll_hosts.hpp"
 #include "support/coll_matrix.hpp"
 #include "support/coll_numbered.hpp"
@@ -197,7 +198,27 @@ void add_allreduce(const std::string& placement, const Case& c, Traffic* traffic
   }
 }
 
+// A root's long contribution, behind a line that names the call: to each other host, and nothing else.
+Traffic traffic_of_long(const std::string& placement, const Case& c) {
+  Traffic traffic;
+  const char from = placement[static_cast<size_t>(c.root)];
+  for (const char to : host_letters(placement)) {
+    if (from == to) continue;
+    traffic.signals += 1;
+    traffic.puts += 1;
+    traffic.bytes[{from, to}] += 64 + c.count * element_bytes(c.dtype);
+  }
+  return traffic;
+}
+
+// Where no ranks map each other.
+bool is_long(const std::string& placement, const Case& c) {
+  return c.kind == Kind::k_broadcast && host_letters(placement) == placement &&
+         c.count * element_bytes(c.dtype) <= mep::EagerRing::kLongBytes;
+}
+
 Traffic traffic_of(const std::string& placement, const Case& c) {
+  if (is_long(placement, c)) return traffic_of_long(placement, c);
   Traffic traffic = traffic_of_ends(placement);
   if (c.kind == Kind::k_broadcast) add_broadcast(placement, c, &traffic);
   if (c.kind == Kind::k_allgather) add_allgather(placement, c, &traffic);

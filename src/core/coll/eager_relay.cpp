@@ -21,11 +21,11 @@ void EagerRing::set_targets() {
   through_leaders_ = groups_.all().size() > 1 || has_relay_;
   acts_as_leader_ = through_leaders_ && own.leader() == rank_;
   const bool has_large_slots = !groups_.all_mapped() && size_ <= kMostSentRanks;
-  payload_bytes_ = has_large_slots ? kSentPayloadBytes : kMappedPayloadBytes;
+  most_.payload = has_large_slots ? kSentPayloadBytes : kMappedPayloadBytes;
   const bool maps_none = std::all_of(
       groups_.all().begin(), groups_.all().end(),
       [](const HostGroup& group) { return group.sharing == 0 || group.ranks.size() == 1; });
-  rooted_bytes_ = maps_none && size_ <= kMostLongRanks ? kLongBytes : payload_bytes_;
+  most_.rooted = maps_none && size_ <= kMostLongRanks ? kLongBytes : most_.payload;
   host_peers_.clear();
   std::copy_if(own.ranks.begin(), own.ranks.end(), std::back_inserter(host_peers_),
                [this](uint32_t peer) { return peer != rank_; });
@@ -50,7 +50,9 @@ void EagerRing::set_targets() {
 mep_result_t EagerRing::relay(const Operation& operation) {
   if (acts_as_leader_ && batch_sent_ != operation.seq) MEP_TRY(send_batch(operation, true));
   MEP_TRY(take_batches(operation));
-  return acts_as_leader_ ? relay_acknowledgements() : MEP_SUCCESS;
+  if (!acts_as_leader_) return MEP_SUCCESS;
+  if (host_acknowledged_ < last_.is_long) note_roots(operation.seq);
+  return relay_acknowledgements();
 }
 
 // Nobody forwards what comes later. So whoever waits for it must see a mismatch too: between this rank's
@@ -64,7 +66,7 @@ mep_result_t EagerRing::relay_rest(const Operation& operation) {
     if (is_on_this_host(source)) continue;
     const uint64_t word = load_signal(window_, slot_offset(operation.seq, source));
     if (!signal_matches(word, expected) || !is_rooted(word)) continue;
-    MEP_TRY(forward(operation.seq, source, is_long(word) ? kLongBytes : payload_bytes_));
+    MEP_TRY(forward(operation.seq, source, is_long(word) ? kLongBytes : most_.payload));
   }
   return relay_acknowledgements();
 }
@@ -83,7 +85,7 @@ size_t EagerRing::stride_of(const Operation& operation, const std::byte* words) 
     words += sizeof word;
     if (word == 0 || !same_call(word, operation)) continue;
     longest = std::max(longest,
-                       counted_contribution_bytes(payload(operation.seq, source), payload_bytes_));
+                       counted_contribution_bytes(payload(operation.seq, source), most_.payload));
   }
   return longest;
 }
@@ -156,9 +158,9 @@ mep_result_t EagerRing::take_batches(const Operation& operation) {
 
 mep_result_t EagerRing::take_batch(uint64_t seq, const HostGroup& group, uint64_t expected,
                                    size_t stride) {
-  if (stride > payload_bytes_) {
+  if (stride > most_.payload) {
     return fail(MEP_ERR_MISMATCH, "rank %u sent contributions of %zu bytes, more than %zu",
-                group.leader(), stride, payload_bytes_);
+                group.leader(), stride, most_.payload);
   }
   MEP_TEST_DELAY_POINT("relay take");
   unpack_batch(seq, group, expected, stride);
@@ -201,7 +203,7 @@ void EagerRing::absorb_batches(uint64_t epoch, uint64_t seq) {
   const uint64_t expected = tag(epoch, seq);
   for (const HostGroup& group : groups_.all()) {
     const uint64_t word = load_signal(window_, batch_word_offset(seq, group.leader()));
-    if (!signal_matches(word, expected) || signal_payload(word) > payload_bytes_) continue;
+    if (!signal_matches(word, expected) || signal_payload(word) > most_.payload) continue;
     unpack_batch(seq, group, expected, signal_payload(word));
   }
 }
@@ -231,8 +233,11 @@ uint64_t EagerRing::passed_by(uint32_t peer) const {
 mep_result_t EagerRing::relay_acknowledgements() {
   uint64_t lowest = passed_;
   for (const uint32_t peer : host_peers_) lowest = std::min(lowest, passed_by(peer));
-  const bool is_due = lowest >= host_acknowledged_ + depth_ / 2 ||
-                      (lowest > host_acknowledged_ && host_acknowledged_ < last_long_);
+  // After a long operation in time for its root, whose other ranks acknowledge at different operations.
+  const bool is_due_to_root =
+      lowest > host_acknowledged_ && host_acknowledged_ < last_.is_long &&
+      (lowest >= host_acknowledged_ + kLongUses / 2 || lowest >= last_.is_long);
+  const bool is_due = lowest >= host_acknowledged_ + depth_ / 2 || is_due_to_root;
   if (is_due && has_relay_) {
     for (const uint32_t peer : host_peers_) {
       MEP_TRY(

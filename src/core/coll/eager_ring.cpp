@@ -24,9 +24,9 @@ void EagerRing::restart(uint64_t epoch, uint64_t next, const std::vector<uint32_
   passed_by_all_ = next - 1;
   all_signalled_ = next;
   passed_ = next - 1;
-  posted_ = next - 1;
-  last_long_ = next - 1;
-  std::fill(std::begin(long_used_), std::end(long_used_), next - 1);
+  last_.posted = next - 1;
+  last_.is_long = next - 1;
+  std::fill(std::begin(last_.in_area), std::end(last_.in_area), next - 1);
   entered_.assign(size_, next);
   set_targets();
 }
@@ -57,20 +57,20 @@ mep_result_t EagerRing::post_to_all(const Operation& operation, const void* payl
     }
     MEP_TRY(remote.signal(offset, word));
   }
-  posted_ = operation.seq;
+  last_.posted = operation.seq;
   return MEP_SUCCESS;
 }
 
 mep_result_t EagerRing::show_call(const Operation& operation) {
-  return posted_ == operation.seq ? MEP_SUCCESS : post_to_all(operation, nullptr, 0);
+  return last_.posted == operation.seq ? MEP_SUCCESS : post_to_all(operation, nullptr, 0);
 }
 
 // Acknowledges seq - 1, because seq is not committed yet: if the channel is frozen first, the control thread reads
 // the slots of seq, and no peer may have written to them again by then.
 mep_result_t EagerRing::acknowledge(const Operation& operation) {
   passed_ = operation.seq - 1;
-  if (operation.is_long || operation.result != MEP_SUCCESS) last_long_ = operation.seq;
-  const uint64_t every = last_long_ < all_signalled_ ? depth_ / 2 : kLongUses / 2;
+  if (operation.is_long || operation.result != MEP_SUCCESS) last_.is_long = operation.seq;
+  const uint64_t every = last_.is_long < all_signalled_ ? depth_ / 2 : kLongUses / 2;
   if (operation.seq - all_signalled_ < every) return MEP_SUCCESS;
   const uint64_t word = acknowledgement(operation.epoch, passed_);
   for (const uint32_t peer : targets_) {
@@ -87,7 +87,7 @@ void EagerRing::write_heading(const Operation& operation) {
       operation.args.count};
   static_assert(sizeof heading <= kLine);
   std::memcpy(window_ + long_offset(operation.seq, rank_), heading, sizeof heading);
-  long_used_[operation.seq % kLongUses] = operation.seq;
+  last_.in_area[operation.seq % kLongUses] = operation.seq;
 }
 
 bool EagerRing::call_in_heading(uint64_t seq, uint32_t source, Collective* kind,
@@ -106,6 +106,16 @@ bool EagerRing::look_for_acknowledgements(uint64_t seq) {
   for (const uint32_t peer : acknowledgement_sources_) lowest = std::min(lowest, passed_by(peer));
   passed_by_all_ = std::max(passed_by_all_, lowest);
   return seq <= passed_by_all_ + depth_;
+}
+
+void EagerRing::note_roots(uint64_t seq) {
+  for (const uint32_t peer : host_peers_) {
+    for (uint64_t n = seq - 1; n > entered_[peer] && n + kLongUses > seq; --n) {
+      if (signal_matches(load_signal(window_, slot_offset(n, peer)), tag(epoch_, n))) {
+        entered_[peer] = n;
+      }
+    }
+  }
 }
 
 bool EagerRing::retain(uint64_t epoch, uint64_t seq, RetainedOperation* out) const {

@@ -85,9 +85,9 @@ class EagerRing {
   // The bytes of a contribution as it is retained, its word included.
   size_t slot_bytes() const { return slot_bytes_; }
   // The most bytes of a contribution of the present epoch; the same on all ranks.
-  size_t payload_bytes() const { return payload_bytes_; }
+  size_t payload_bytes() const { return most_.payload; }
   // The same where only the root gives.
-  size_t rooted_bytes() const { return rooted_bytes_; }
+  size_t rooted_bytes() const { return most_.rooted; }
 
   // `remotes` by comm rank, the own one included; both outlive this object.
   void open(uint32_t rank, const std::vector<Remote>* remotes);
@@ -106,8 +106,11 @@ class EagerRing {
   // The same for the long area of an operation in which this rank is the root.
   bool has_long_credit(const Operation& operation) {
     if (!operation.is_long) return true;
-    const uint64_t used = long_used_[operation.seq % kLongUses];
-    if (used > passed_by_all_) (void)look_for_acknowledgements(operation.seq);
+    const uint64_t used = last_.in_area[operation.seq % kLongUses];
+    if (used > passed_by_all_) {
+      note_roots(operation.seq);
+      (void)look_for_acknowledgements(operation.seq);
+    }
     return used <= passed_by_all_;
   }
   // Puts to the own window and to every live peer (over several hosts: those of this host, and for a
@@ -177,7 +180,7 @@ class EagerRing {
   void acknowledge_as_root(const Operation& operation) {
     passed_ = operation.seq - 1;
     all_signalled_ = operation.seq;
-    if (operation.is_long) last_long_ = operation.seq;
+    if (operation.is_long) last_.is_long = operation.seq;
   }
 
   // --- Several hosts, or a relay (the user's thread, eager_relay.cpp) ---
@@ -255,6 +258,8 @@ class EagerRing {
            ((seq % depth_) * size_ + group.ranks_before) * slot_bytes_;
   }
   bool look_for_acknowledgements(uint64_t seq);
+  // Contributions before seq of ranks of this host that take themselves for the root where this rank does not.
+  void note_roots(uint64_t seq);
   void set_targets();
   // Up to which seq the peer has passed, as far as this rank knows; of another host's leader: all of its host.
   uint64_t passed_by(uint32_t peer) const;
@@ -277,20 +282,25 @@ class EagerRing {
   uint32_t size_ = 0;
   uint64_t depth_ = 0;
   size_t slot_bytes_ = 0;
-  size_t payload_bytes_ = 0;
-  size_t rooted_bytes_ = 0;
+  struct {
+    size_t payload = 0;
+    size_t rooted = 0;
+  } most_;  // bytes of a contribution of the present epoch
   const std::vector<Remote>* remotes_ = nullptr;
   std::byte* window_ = nullptr;
   std::vector<uint32_t> live_;
   uint64_t epoch_ = 0;
   uint64_t first_ = 1;          // first seq of the epoch
   uint64_t passed_by_all_ = 0;  // every live rank has passed this seq, as far as this rank knows
-  uint64_t posted_ = 0;         // this rank's last contribution that has gone to all
-  uint64_t all_signalled_ = 0;  // every live peer knows that this rank has entered this seq
+  struct {
+    uint64_t posted = 0;  // this rank's last contribution that has gone to all
+    uint64_t is_long =
+        0;  // the last operation that was long, or failed and may have been for others
+    uint64_t in_area[kLongUses] = {};  // by long area of this rank
+  } last_;                             // seq
+  uint64_t all_signalled_ = 0;         // every live peer knows that this rank has entered this seq
   // The last that this rank may acknowledge: the operation after it may not be committed yet.
   uint64_t passed_ = 0;
-  uint64_t last_long_ = 0;              // the last long operation here: seq
-  uint64_t long_used_[kLongUses] = {};  // by area of this rank: seq
   // By rank: the last seq of which this rank has seen its contribution. Counts only if that came from itself.
   std::vector<uint64_t> entered_;
   std::vector<uint32_t> targets_;                  // whom it contributes and acknowledges to
