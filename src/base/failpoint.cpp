@@ -96,6 +96,7 @@ constexpr const char* kPoints[] = {
     "stage answer",
     "stage request",
     "window drop",
+    "world started",
 };
 
 enum class Action : uint8_t { kNone, kKill, kStop, kPause };

@@ -499,6 +499,30 @@ void refused_destroy_keeps_all(void**) {
   report.require_clean();
 }
 
+// A joiner knocks at a rank that has no windows yet, while the others have made theirs: it waits.
+void a_joiner_comes_during_the_start(void**) {
+  Report report;
+  mep_comm_config_t config = patient_config(0);
+  config.max_size = 4;
+  JoinJob job(
+      3, config, report,
+      [&](int rank, mep_comm_t comm, Report& found) {
+        mep_comm_t grown = nullptr;
+        COLL_OK(found, mep_comm_grow(comm, 1, kNeverMs, &grown));
+        if (grown == nullptr) return;
+        check_contributors(rank, grown, 0x1111, found);
+        COLL_OK(found, mep_comm_destroy(grown));
+      },
+      [](int rank) {
+        if (rank == 2 && mep::failpoint_arm("world started=pause") != MEP_SUCCESS) _exit(1);
+      });
+  job.join(3, [](int rank, mep_comm_t comm, Report& found) {
+    check_contributors(rank, comm, 0x1111, found);
+  });
+  job.expect_clean_end();
+  report.require_clean();
+}
+
 // The start has failed for all, and the text says who ended.
 void a_rank_ends_during_the_start(void**) {
   constexpr int kSize = 3;
@@ -557,6 +581,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(a_stopped_rank_is_replaced),
       cmocka_unit_test(child_outlives_its_rank),
       cmocka_unit_test(refused_destroy_keeps_all),
+      cmocka_unit_test(a_joiner_comes_during_the_start),
       cmocka_unit_test(a_rank_ends_during_the_start),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);

@@ -181,6 +181,7 @@ mep_result_t mep_comm_init(const mep_comm_config_t* config, mep_comm_t* comm) {
     }
     MEP_FAILPOINT("init connected");
     mep_result_t confirmed = add_devices(places, false, deadline, {&made, 1});
+    if (confirmed == MEP_SUCCESS) made->comm->world().admissions().begin();
     if (confirmed == MEP_SUCCESS) confirmed = confirm(made, resolved.init_timeout_ms);
     if (confirmed != MEP_SUCCESS) {
       const std::string text = last_error_text();

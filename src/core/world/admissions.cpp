@@ -41,6 +41,10 @@ mep_result_t Admissions::recover(const membership::SlotSet& wanted, const Deadli
   return MEP_SUCCESS;
 }
 
+void Admissions::begin() {
+  control_.post([this] { control_.joiners().begin(); });
+}
+
 mep_result_t Admissions::enter(const Deadline& deadline, Admission* admission) {
   control_.post([this] { control_.joiners().say_ready(); });
   std::unique_lock lock(mutex_);

@@ -41,6 +41,8 @@ class Admissions {
   // Joiners whose links to this rank are tested.
   uint32_t ready_joiners() const { return ready_joiners_.load(std::memory_order_relaxed); }
 
+  // The start of this rank is over; the comm of the world and its backend are made.
+  void begin();
   // This rank is a joiner; before the control thread starts.
   void begin_entering() { entering_ = joining_ = true; }
   // A joiner: says that it is ready and waits until it is in the view.

@@ -56,6 +56,9 @@ void Joiners::connect(FunctionRef<void(uint32_t)> drop_link,
   const auto announced = std::count_if(arrivals_.begin(), arrivals_.end(),
                                        [](const auto& entry) { return entry.second.announced; });
   admissions_.note_ready_joiners(static_cast<uint32_t>(announced));
+  // A rank that still starts would say that it has offered all, and has no windows yet. One that joins says it later.
+  if (!has_begun_ && membership_.phase() != membership::Phase::kJoining) return;
+  has_begun_ = true;
   std::erase_if(knocked_, [&](PeerLink& joiner) {
     const uint32_t slot = joiner.identity.slot;
     // Its former rank is still a member: the view change that removes it is under way.

@@ -54,6 +54,9 @@ class Joiners {
   // The slot's rank is out of the view: joiners are not led to it any more.
   void strike_out(uint32_t slot);
 
+  // The start of this rank is over: from now on it can tell joiners of the world's comm.
+  void begin() { has_begun_ = true; }
+
   // --- Those that are connected, and not in the view yet ---
   // Connects who has knocked and may come. `drop_link`: an earlier joiner's; `read_link`: the new one's.
   void connect(FunctionRef<void(uint32_t)> drop_link, FunctionRef<void(uint32_t)> read_link);
@@ -109,6 +112,7 @@ class Joiners {
   std::vector<PeerLink> knocked_;
   std::map<uint32_t, Arrival> arrivals_;  // by slot, connected
   // This rank as a joiner.
+  bool has_begun_ = false;
   bool said_ready_ = false;
   Deadline missed_until_ = Deadline::never();  // a member has no link to it
   std::map<uint64_t, uint64_t> told_epochs_;   // by comm, see latest_epoch()

@@ -5,6 +5,7 @@
 #include <ctime>
 #include <mutex>
 
+#include "base/failpoint.hpp"
 #include "base/fork_hold.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
@@ -71,6 +72,7 @@ mep_result_t World::open(const ResolvedConfig& config, Mesh mesh, TransportSet t
   }
   if (joining != nullptr) world->admissions_.begin_entering();
   MEP_TRY(world->control_->start(joining, std::move(mesh.listener), std::move(mesh.gate)));
+  MEP_FAILPOINT("world started");
   std::vector<uint32_t> everybody;
   for (uint32_t slot = 0; slot < peers.count(); ++slot) {
     if (peers[slot].identity.incarnation != 0) everybody.push_back(slot);
