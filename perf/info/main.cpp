@@ -21,7 +21,7 @@
 #include "gpu_report.hpp"
 #include "hca_report.hpp"
 #include "queue_report.hpp"
-#include "recorder_file.hpp"
+#include "recorder_report.hpp"
 #include "report.hpp"
 #include "transport/transport.hpp"
 
@@ -167,30 +167,11 @@ int topology_report(int argc, char** argv) {
   return mep::print_hca_report(xml_file, location);
 }
 
-// mep_info --recorder FILE...; files that cannot be read do not spoil the others.
-int recorder_report(int argc, char** argv) {
-  std::vector<mep::RecorderFile> files;
-  int status = argc > 2 ? 0 : 2;
-  if (argc <= 2) (void)std::fprintf(stderr, "mep_info: --recorder needs a file\n");
-  for (int i = 2; i < argc; ++i) {
-    mep::RecorderFile file;
-    std::string problem;
-    if (mep::read_recorder(argv[i], &file, &problem)) {
-      files.push_back(std::move(file));
-      continue;
-    }
-    (void)std::fprintf(stderr, "mep_info: %s %s\n", argv[i], problem.c_str());
-    status = 1;
-  }
-  if (!files.empty()) (void)std::fputs(mep::recorder_text(files).c_str(), stdout);
-  return status;
-}
-
 void print_help() {
   (void)std::puts(
       "Usage: mep_info [--version | --json | --queues]\n"
       "       mep_info --topology [--xml FILE] [--location X]\n"
-      "       mep_info --recorder FILE...\n\n"
+      "       mep_info --recorder [--job NAME] [--all | --json] [FILE...]\n\n"
       "Prints the library's version and build options, the transports that work here\n"
       "and why others do not, the machine, the process's limits, and the environment\n"
       "variables.\n\n"
@@ -201,8 +182,11 @@ void print_help() {
       "  --location X  for this one alone: cpu, gpu:0, numa:0 or a PCI address\n"
       "  --queues      which adapters can execute queues that a GPU posts to, or what\n"
       "                they lack\n"
-      "  --recorder F  what files of MEP_FLIGHT_RECORDER say: with those of all ranks,\n"
-      "                which ranks have not begun what the others wait in");
+      "  --recorder    which operations of this user's jobs on this host have not ended,\n"
+      "                which ranks have not begun them, and what to type to look at those\n"
+      "  --job NAME    of that job alone\n"
+      "  --all         the files and the last records too; --json has all of them\n"
+      "  FILE...       what files of MEP_FLIGHT_RECORDER say, not the running processes");
 }
 
 int run(int argc, char** argv) {
@@ -224,7 +208,9 @@ int run(int argc, char** argv) {
   }
   try {
     if (argument == "--topology") return topology_report(argc, argv);
-    if (argument == "--recorder") return recorder_report(argc, argv);
+    if (argument == "--recorder") {
+      return mep::recorder_report({argv + 2, static_cast<size_t>(argc - 2)});
+    }
     if (asks_queues) {
       mep::print_queues();
       return 0;

@@ -54,6 +54,8 @@ bool parse_recorder(std::span<const std::byte> bytes, RecorderFile* file, std::s
     return false;
   }
   make_printable(file->header.job);
+  make_printable(file->header.host);
+  if (file->pid == 0) file->pid = file->header.pid;
   bytes = bytes.subspan(sizeof file->header);
   static constexpr std::array<std::byte, sizeof(Record)> kEmpty{};
   for (size_t place = 0; place < flight::kRecords && bytes.size() >= sizeof(Record); ++place) {
@@ -94,6 +96,7 @@ bool read_recorder(const std::string& path, RecorderFile* file, std::string* pro
   struct flock lock {};
   lock.l_type = F_RDLCK;
   file->is_running = fcntl(opened.get(), F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+  if (file->is_running && lock.l_pid > 0) file->pid = static_cast<uint32_t>(lock.l_pid);
   return parse_recorder(std::span(bytes).first(done), file, problem);
 }
 

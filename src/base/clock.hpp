@@ -8,6 +8,10 @@ namespace mep {
 
 // CLOCK_MONOTONIC in nanoseconds; comparable between the processes of a host.
 uint64_t now_ns();
+// The same clock when a control thread of this process last looked at it, up to a second ago: a call that has no time for
+// the clock itself takes this one.
+uint64_t tick_ns();
+void note_tick(uint64_t ns);
 
 class Deadline {
  public:

@@ -206,9 +206,9 @@ constexpr EnvVariable kTable[] = {
     {"MEP_METRICS_INTERVAL_S", "10",
      "seconds between two writes of MEP_METRICS_FILE, 1 to 86400; mep_comm_destroy of the world "
      "writes it too"},
-    {"MEP_FLIGHT_RECORDER", "",
-     "file that each rank keeps its last operations in, for mep_info --recorder; named as "
-     "MEP_METRICS_FILE is"},
+    {"MEP_FLIGHT_RECORDER", "1",
+     "each rank keeps its last operations for mep_info --recorder: 1 in memory while it lives, 0 "
+     "not at all; else the name of a file, which stays, as in MEP_METRICS_FILE"},
 };
 
 }  // namespace
@@ -256,20 +256,25 @@ mep_result_t env_number(const char* name, uint64_t* value, bool* is_set) {
   return fail(MEP_ERR_INTERNAL, "environment variable %s has no range in env.cpp", name);
 }
 
-mep_result_t env_bool(const char* name, bool* value, bool* is_set) {
-  const char* text = nullptr;
-  *is_set = false;
-  MEP_TRY(find_text(name, &text));
-  if (text == nullptr) return MEP_SUCCESS;
+bool is_flag_word(const char* text, bool* value) {
   constexpr const char* kTrue[] = {"1", "true", "yes", "on"};
   constexpr const char* kFalse[] = {"0", "false", "no", "off"};
   for (int i = 0; i < 4; ++i) {
     const bool is_true = strcasecmp(text, kTrue[i]) == 0;
     if (!is_true && strcasecmp(text, kFalse[i]) != 0) continue;
     *value = is_true;
-    *is_set = true;
-    return MEP_SUCCESS;
+    return true;
   }
+  return false;
+}
+
+mep_result_t env_bool(const char* name, bool* value, bool* is_set) {
+  const char* text = nullptr;
+  *is_set = false;
+  MEP_TRY(find_text(name, &text));
+  if (text == nullptr) return MEP_SUCCESS;
+  *is_set = is_flag_word(text, value);
+  if (*is_set) return MEP_SUCCESS;
   return fail(MEP_ERR_INVALID_ARGUMENT,
               "%s=%.64s is neither 1 (true, yes, on) nor 0 (false, no, off)", name, text);
 }

@@ -36,5 +36,7 @@ std::vector<std::string> unknown_variables();
 [[nodiscard]] mep_result_t env_number(const char* name, uint64_t* value, bool* is_set);
 // 0/1, true/false, yes/no, on/off.
 [[nodiscard]] mep_result_t env_bool(const char* name, bool* value, bool* is_set);
+// False: none of these words, *value untouched.
+bool is_flag_word(const char* text, bool* value);
 
 }  // namespace mep

@@ -40,7 +40,8 @@ struct ResolvedConfig {
   bool reads_memory = true;     // of other processes of the host, and they of this one
   bool allow_insecure = false;  // several hosts without a secret
   std::string metrics_file;     // pattern of a path, see rank_path(); empty: none
-  std::string flight_recorder;  // likewise
+  bool keeps_flight = true;     // the last operations: in memory, or
+  std::string flight_recorder;  // in files of this pattern, unless it is empty
   uint32_t metrics_interval_s = 10;
   std::string witness;                 // directory, with MEP_QUORUM_WITNESS
   const mep_store_t* store = nullptr;  // valid during start-up only

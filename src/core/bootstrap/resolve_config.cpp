@@ -316,6 +316,7 @@ constexpr size_t kMaxTextBytes = 4096;
   std::string unused;
   MEP_TRY(rank_path("MEP_METRICS_FILE", out->metrics_file, 0, out->max_size == 1, &unused));
   MEP_TRY(env_string("MEP_FLIGHT_RECORDER", &out->flight_recorder, &is_set));
+  if (is_flag_word(out->flight_recorder.c_str(), &out->keeps_flight)) out->flight_recorder.clear();
   MEP_TRY(rank_path("MEP_FLIGHT_RECORDER", out->flight_recorder, 0, out->max_size == 1, &unused));
   uint64_t seconds = out->metrics_interval_s;
   MEP_TRY(env_number("MEP_METRICS_INTERVAL_S", &seconds, &is_set));

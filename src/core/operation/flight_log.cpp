@@ -2,29 +2,28 @@
 
 namespace mep {
 
-FlightLog::FlightLog(FlightRecorder* recorder, uint64_t comm, const std::string& name,
-                     const std::vector<uint32_t>& slots)
-    : recorder_(recorder), slots_(slots) {
-  label_.comm = comm;
-  name.copy(label_.name, sizeof label_.name - 1);
+namespace {
+
+flight::Label label_of(uint64_t comm, const std::string& name, const std::vector<uint32_t>& slots) {
+  flight::Label label{};
+  label.comm = comm;
+  name.copy(label.name, sizeof label.name - 1);
   for (const uint32_t slot : slots) {
-    if (slot < 64) label_.members |= uint64_t{1} << slot;
+    if (slot < 64) label.members |= uint64_t{1} << slot;
   }
+  return label;
 }
 
+}  // namespace
+
+FlightLog::FlightLog(FlightRecorder* recorder, uint64_t comm, const std::string& name,
+                     const std::vector<uint32_t>& slots)
+    : recorder_(recorder), slots_(slots), label_(label_of(comm, name, slots)) {}
+
 uint64_t FlightLog::record(const FlightCall& call) const {
-  flight::Record record{};
-  record.label = label_;
-  record.channel = call.channel;
-  record.epoch = call.epoch;
-  record.number = call.number;
-  record.bytes = call.bytes;
-  record.kind = call.kind;
-  record.dtype = static_cast<uint8_t>(call.dtype);
-  record.flags = call.flags;
   const bool has_peer = call.peer >= 0 && static_cast<size_t>(call.peer) < slots_.size();
-  record.peer = has_peer ? static_cast<int32_t>(slots_[static_cast<size_t>(call.peer)]) : -1;
-  return recorder_->begin(record);
+  const uint32_t slot = has_peer ? slots_[static_cast<size_t>(call.peer)] : flight::kNoPeer;
+  return recorder_->begin(label_, call, slot);
 }
 
 uint64_t FlightLog::slots_of(const RankBits& ranks) const {

@@ -17,18 +17,6 @@ constexpr Kind kind_of(Collective kind) {
 }
 }  // namespace flight
 
-// The part of a record that says what was called; ranks are the comm's. See flight::Record.
-struct FlightCall {
-  uint64_t channel = 0;
-  uint64_t epoch = 0;
-  uint64_t number = 0;
-  uint64_t bytes = 0;
-  flight::Kind kind{};
-  mep_dtype_t dtype = MEP_UINT8;
-  uint8_t flags = 0;
-  int32_t peer = -1;
-};
-
 // Any thread.
 class FlightLog {
  public:
@@ -44,8 +32,7 @@ class FlightLog {
     return ticket != 0 && recorder_->again(ticket, epoch, number);
   }
   void end(uint64_t ticket, mep_result_t result, const RankBits* missing = nullptr) const {
-    if (ticket != 0) [[unlikely]]
-      recorder_->end(ticket, result, missing == nullptr ? 0 : slots_of(*missing));
+    if (ticket != 0) recorder_->end(ticket, result, missing == nullptr ? 0 : slots_of(*missing));
   }
   void note_late(uint64_t ticket, const RankBits& missing) const {
     if (ticket != 0) recorder_->note_late(ticket, slots_of(missing));
@@ -57,7 +44,7 @@ class FlightLog {
 
   FlightRecorder* const recorder_;
   const std::vector<uint32_t>& slots_;
-  flight::Label label_{};  // the name is the one that the comm was made with
+  const FlightLabel label_;  // the name is the one that the comm was made with
 };
 
 }  // namespace mep

@@ -177,7 +177,9 @@ void ControlThread::end_for_memory() {
 void ControlThread::tick() {
   serve_transports();
   change_->check_still();
-  membership_->tick(now_ns() / 1000);
+  const uint64_t now = now_ns();
+  note_tick(now);
+  membership_->tick(now / 1000);
   carry_out();
   joiners_->serve_door();
   joiners_->connect([this](uint32_t slot) { drop_link(slot); },

@@ -1,5 +1,5 @@
-// The file of MEP_FLIGHT_RECORDER: a Header, then a ring of Records, the last operations of one rank. Ranks are those of
-// the world; in masks, ranks 0 to 63.
+// The last operations of one rank, in a file of MEP_FLIGHT_RECORDER or in a memfd named kMemoryName, the job, "-" and the
+// rank: a Header, then a ring of Records. Ranks are those of the world; in masks, ranks 0 to 63.
 //
 // Its writer may be killed at any instruction, and a reader may look at any time: a record counts whose `check` is right.
 #pragma once
@@ -14,8 +14,9 @@ namespace mep::flight {
 
 inline constexpr uint64_t kMagic = 0x44524f434552504d;  // "MPRECORD" in the file
 // Changes with the layout, and with the order of operations.def.
-inline constexpr uint32_t kVersion = 1;
+inline constexpr uint32_t kVersion = 2;
 inline constexpr uint32_t kRecords = 4096;
+inline constexpr char kMemoryName[] = "mep-flight-";
 
 enum class Kind : uint8_t {
   kNone,
@@ -27,6 +28,8 @@ enum class Kind : uint8_t {
   kOnStream,     // whatever a GPU carries out, as its watcher sees it
   kCollectives,  // and those behind it: one of the table
 };
+
+inline constexpr uint32_t kNoPeer = ~uint32_t{0};
 
 inline constexpr uint8_t kEnded = 1;
 inline constexpr uint8_t kEnqueued =
@@ -44,9 +47,10 @@ struct Header {
   uint64_t mono_ns;
   uint64_t closed;  // 1: the rank's world has ended in order
   char job[64];
+  char host[64];
   uint64_t reserved[2];
 };
-static_assert(sizeof(Header) == 128);
+static_assert(sizeof(Header) == 192);
 
 // The lasting facts of a communicator. Its name is cut to the room that there is, and ended by a 0.
 struct Label {
@@ -61,31 +65,36 @@ struct Record {
   uint64_t channel;  // numbers of one channel are the same on all ranks, but for messages
   uint64_t epoch;
   uint64_t number;    // 0: unknown
-  uint64_t begun_ns;  // monotonic
-  uint64_t ended_ns;
-  uint64_t bytes;    // that this rank gives, or has room for
-  uint64_t missing;  // a mask of those that it lacked or waits for, as far as this rank knows
+  uint64_t begun_ns;  // monotonic; in a memfd up to a second early
+  uint64_t ended_ns;  // 0 in a memfd
+  uint64_t bytes;     // that this rank gives, or has room for
+  uint64_t missing;   // a mask of those that it lacked or waits for, as far as this rank knows
+  int32_t result;
+  uint8_t flags;
+  uint8_t reserved[3];
+  int32_t peer;  // root, or the other rank of a message; below 0: none, or any
   Kind kind;
   uint8_t dtype;
-  uint8_t flags;
-  uint8_t reserved;
-  int32_t result;
-  int32_t peer;  // root, or the other rank of a message; below 0: none, or any
-  uint32_t reserved2;
+  uint16_t reserved2;
   uint64_t check;
 };
+// Words that change while the others stay, each by one store.
+constexpr bool is_checked(size_t at) {
+  return at != offsetof(Record, ended_ns) / 8 && at != offsetof(Record, missing) / 8 &&
+         at != offsetof(Record, result) / 8;
+}
 inline constexpr size_t kWords = 16;
 static_assert(sizeof(Record) == kWords * 8 && std::is_trivially_copyable_v<Record>);
 
 inline constexpr size_t kFileBytes = sizeof(Header) + kRecords * sizeof(Record);
 
-// The part of a word in a record's check, which is the exclusive or of these of all words before it.
+// The part of a word in a record's check, which is the exclusive or of these of all words before it that are checked.
 constexpr uint64_t share(uint64_t word, size_t at) {
   return std::rotl(word, static_cast<int>(at * 7 % 64));
 }
 constexpr uint64_t check_of(const std::array<uint64_t, kWords>& words) {
   uint64_t check = kMagic;
-  for (size_t i = 0; i + 1 < kWords; ++i) check ^= share(words[i], i);
+  for (size_t i = 0; i + 1 < kWords; ++i) check ^= is_checked(i) ? share(words[i], i) : 0;
   return check;
 }
 
