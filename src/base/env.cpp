@@ -99,6 +99,7 @@ constexpr Range kRanges[] = {
     {"MEP_IB_GID_INDEX", 0, 255},
     {"MEP_IB_TIMEOUT", 8, 22},
     {"MEP_METRICS_INTERVAL_S", 1, 86400},
+    {"MEP_TCP_STREAMS", 1, 8},
     {"MEP_IB_CACHE_MIB", 0, uint64_t{1} << 20},
 };
 
@@ -179,6 +180,8 @@ constexpr EnvVariable kTable[] = {
     {"MEP_IB_TIMEOUT", "16", "8 to 22: a packet is repeated after 4.096 us * 2^N, six times"},
     {"MEP_IB_CACHE_MIB", "0",
      "MiB of callers' memory kept registered with HCAs; 0: puts from it are copied"},
+    {"MEP_TCP_STREAMS", "1",
+     "TCP connections of a pair of ranks, 1 to 8; the lower number of both holds; large transfers are spread over them"},
     {"MEP_AUTHENTICATE", "0", "1 makes tcp authenticate its data between ranks of one host too"},
     {"MEP_ENCRYPT", "0", "1 makes tcp encrypt its data"},
     {"MEP_MAP", "1", "0 forbids mapped peer memory: put and signal only"},

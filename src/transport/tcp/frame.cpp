@@ -6,8 +6,8 @@ namespace mep::tcp {
 namespace {
 
 constexpr uint16_t kFrameMagic = 0x4d54;
-constexpr uint64_t kHelloMagic = 0x325043542d50454d;      // "MEP-TCP2"
-constexpr uint64_t kChallengeMagic = 0x334843542d50454d;  // "MEP-TCH3"
+constexpr uint64_t kHelloMagic = 0x335043542d50454d;      // "MEP-TCP3"
+constexpr uint64_t kChallengeMagic = 0x344843542d50454d;  // "MEP-TCH4"
 constexpr uint8_t kWakeFlag = 1;
 
 template <typename Number>
@@ -27,6 +27,9 @@ bool is_protection(uint32_t value) {
 }
 bool is_cipher(uint32_t value) {
   return value <= static_cast<uint32_t>(Cipher::kAes256Gcm);
+}
+bool is_streams(uint8_t count) {
+  return count >= 1 && count <= kMaxStreams;
 }
 bool is_cipher_set(CipherSet set) {
   return (set & ~kAllCiphers) == 0 && (set & kCommonCiphers) == kCommonCiphers;
@@ -77,6 +80,11 @@ Parse parse_frame(std::span<const std::byte> bytes, DataFrame* out, size_t* used
       frame.kind = FrameKind::kMark;
       *used = kFrameHeaderBytes;
       break;
+    case static_cast<uint8_t>(FrameKind::kAfter):
+      if (flags != 0 || frame.bytes != 0) return Parse::kMalformed;
+      frame.kind = FrameKind::kAfter;
+      *used = kFrameHeaderBytes;
+      break;
     default:
       return Parse::kMalformed;
   }
@@ -102,16 +110,22 @@ void encode_hello(const Hello& hello, std::byte* out) {
   write_at(out, 12, hello.to_slot);
   write_at(out, 16, hello.from_incarnation);
   write_at(out, 24, hello.to_incarnation);
-  write_at(out, 32, static_cast<uint32_t>(hello.wanted));
+  write_at(out, 32, static_cast<uint8_t>(hello.wanted));
+  write_at(out, 33, hello.streams);
+  write_at(out, 34, hello.stream);
+  write_at(out, 35, uint8_t{0});
   write_at(out, 36, hello.ciphers);
   std::memcpy(out + 40, hello.nonce.data(), hello.nonce.size());
 }
 
 Parse parse_hello(std::span<const std::byte> bytes, Hello* out) {
   if (bytes.size() < kHelloBytes) return Parse::kIncomplete;
-  const auto wanted = read_at<uint32_t>(bytes, 32);
+  const auto wanted = read_at<uint8_t>(bytes, 32);
+  const auto streams = read_at<uint8_t>(bytes, 33);
+  const auto stream = read_at<uint8_t>(bytes, 34);
   const auto ciphers = read_at<CipherSet>(bytes, 36);
   if (read_at<uint64_t>(bytes, 0) != kHelloMagic || !is_protection(wanted) ||
+      !is_streams(streams) || stream >= streams || read_at<uint8_t>(bytes, 35) != 0 ||
       !is_cipher_set(ciphers)) {
     return Parse::kMalformed;
   }
@@ -120,6 +134,8 @@ Parse parse_hello(std::span<const std::byte> bytes, Hello* out) {
   out->from_incarnation = read_at<uint64_t>(bytes, 16);
   out->to_incarnation = read_at<uint64_t>(bytes, 24);
   out->wanted = static_cast<Protection>(wanted);
+  out->streams = streams;
+  out->stream = stream;
   out->ciphers = ciphers;
   std::memcpy(out->nonce.data(), bytes.data() + 40, out->nonce.size());
   return Parse::kComplete;
@@ -128,7 +144,9 @@ Parse parse_hello(std::span<const std::byte> bytes, Hello* out) {
 void encode_challenge(const Challenge& challenge, std::byte* out) {
   write_at(out, 0, kChallengeMagic);
   write_at(out, 8, static_cast<uint32_t>(challenge.chosen));
-  write_at(out, 12, static_cast<uint32_t>(challenge.cipher));
+  write_at(out, 12, static_cast<uint8_t>(challenge.cipher));
+  write_at(out, 13, challenge.streams);
+  write_at(out, 14, uint16_t{0});
   std::memcpy(out + 16, challenge.nonce.data(), challenge.nonce.size());
   std::memcpy(out + 48, challenge.proof.data(), challenge.proof.size());
 }
@@ -136,13 +154,15 @@ void encode_challenge(const Challenge& challenge, std::byte* out) {
 Parse parse_challenge(std::span<const std::byte> bytes, Challenge* out) {
   if (bytes.size() < kChallengeBytes) return Parse::kIncomplete;
   const auto chosen = read_at<uint32_t>(bytes, 8);
-  const auto cipher = read_at<uint32_t>(bytes, 12);
+  const auto cipher = read_at<uint8_t>(bytes, 12);
+  const auto streams = read_at<uint8_t>(bytes, 13);
   if (read_at<uint64_t>(bytes, 0) != kChallengeMagic || !is_protection(chosen) ||
-      !is_cipher(cipher)) {
+      !is_cipher(cipher) || !is_streams(streams) || read_at<uint16_t>(bytes, 14) != 0) {
     return Parse::kMalformed;
   }
   out->chosen = static_cast<Protection>(chosen);
   out->cipher = static_cast<Cipher>(cipher);
+  out->streams = streams;
   std::memcpy(out->nonce.data(), bytes.data() + 16, out->nonce.size());
   std::memcpy(out->proof.data(), bytes.data() + 48, out->proof.size());
   return Parse::kComplete;

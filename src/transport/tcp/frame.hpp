@@ -9,6 +9,7 @@
 //                signal  a u64 word for the window, at `offset` (a multiple of 8)
 //                target  as a put, to the memory whose number is `token`
 //                mark    nothing; `offset` is a number that the receiver notes
+//                after   nothing; what follows waits until `offset` bytes came for targets on connection `token`
 //
 // Little endian: both ends share a byte order or refuse each other in the hello, by its magic.
 #pragma once
@@ -24,7 +25,7 @@ enum class Parse : uint8_t { kIncomplete, kComplete, kMalformed };
 
 // --- Frames ---------------------------------------------------------------------------------------
 
-enum class FrameKind : uint8_t { kPut = 1, kSignal = 2, kMark = 3, kTarget = 4 };
+enum class FrameKind : uint8_t { kPut = 1, kSignal = 2, kMark = 3, kTarget = 4, kAfter = 5 };
 
 struct DataFrame {
   FrameKind kind = FrameKind::kPut;
@@ -70,6 +71,9 @@ constexpr CipherSet kAllCiphers =
     cipher_bit(Cipher::kChaCha20Poly1305) | cipher_bit(Cipher::kAes256Gcm);
 constexpr CipherSet kCommonCiphers = cipher_bit(Cipher::kChaCha20Poly1305);  // every rank has them
 
+// Connections of a pair of ranks.
+constexpr uint8_t kMaxStreams = 8;
+
 using Nonce = std::array<std::byte, 32>;
 using Proof = std::array<std::byte, 32>;
 
@@ -79,12 +83,15 @@ struct Hello {
   uint64_t from_incarnation = 0;
   uint64_t to_incarnation = 0;
   Protection wanted = Protection::kPlain;
+  uint8_t streams = 1;                 // that the connector wants
+  uint8_t stream = 0;                  // which of them this is
   CipherSet ciphers = kCommonCiphers;  // that the connector has
   Nonce nonce{};
 };
 struct Challenge {
   Protection chosen = Protection::kPlain;
   Cipher cipher = Cipher::kChaCha20Poly1305;  // the best that both have
+  uint8_t streams = 1;                        // the fewer of what both want
   Nonce nonce{};
   Proof proof{};  // of the acceptor
 };

@@ -282,7 +282,17 @@ void Greeter::take_over(HalfOpen* connection, const Connected& connected) {
   epoll_ctl(epoll_, EPOLL_CTL_DEL, connection->socket.get(), nullptr);
   prepare_socket(connection->socket.get());
   connected(connection->peer, &connection->socket, connection->hello, connection->challenge);
-  missing_.erase(connection->peer);
+  const auto found = missing_.find(connection->peer);
+  if (found == missing_.end()) return;
+  if (connection->peer->state() != TcpPeer::State::kConnecting) {
+    missing_.erase(found);
+    return;
+  }
+  // The next of its connections goes where this one went.
+  Attempt& attempt = found->second;
+  attempt.under_way = false;
+  attempt.next_try_ns = 0;
+  if (attempt.next > 0) --attempt.next;
 }
 
 void Greeter::advance(const Connected& connected) {
@@ -386,6 +396,8 @@ Greeter::Outcome Greeter::finish_connect(HalfOpen* connection) {
   hello.to_incarnation = peer.identity().incarnation;
   hello.wanted = peer.wishes().protection;
   hello.ciphers = peer.wishes().ciphers;
+  hello.streams = peer.wishes().streams;
+  hello.stream = peer.next_stream();
   hello.nonce = random_nonce();
   std::byte bytes[kHelloBytes];
   encode_hello(hello, bytes);
@@ -402,7 +414,7 @@ TcpPeer* Greeter::find_caller(const Hello& hello) const {
     const PeerIdentity& caller = peer->identity();
     if (!peer->connects() && caller.slot == hello.from_slot &&
         caller.incarnation == hello.from_incarnation && self.slot == hello.to_slot &&
-        self.incarnation == hello.to_incarnation) {
+        self.incarnation == hello.to_incarnation && peer->next_stream() == hello.stream) {
       return peer;
     }
   }
@@ -422,6 +434,7 @@ Greeter::Outcome Greeter::answer_hello(HalfOpen* connection) {
   Challenge& challenge = connection->challenge;
   challenge.chosen = std::max(peer->wishes().protection, connection->hello.wanted);
   challenge.cipher = best_cipher(peer->wishes().ciphers & connection->hello.ciphers);
+  challenge.streams = std::min(peer->wishes().streams, connection->hello.streams);
   challenge.nonce = random_nonce();
   challenge.proof = acceptor_proof(peer->session(), connection->hello, challenge);
   std::byte bytes[kChallengeBytes];
@@ -439,6 +452,7 @@ Greeter::Outcome Greeter::check_challenge(HalfOpen* connection) {
   Challenge& challenge = connection->challenge;
   if (parse_challenge({connection->bytes, kChallengeBytes}, &challenge) != Parse::kComplete ||
       challenge.chosen < connection->hello.wanted ||
+      challenge.streams > connection->hello.streams ||
       (cipher_bit(challenge.cipher) & peer.wishes().ciphers) == 0) {
     connection->trouble = "what answered is not the rank that was looked for";
     return Outcome::kDrop;

@@ -1,5 +1,6 @@
 #include "transport/tcp/peer.hpp"
 
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -18,25 +19,17 @@ namespace {
 
 constexpr size_t kCopyBytes = 4096;                  // a put up to here is copied
 constexpr size_t kSendNowBytes = size_t{128} << 10;  // more than this does not wait for a signal
-// For what is received; below the size from which malloc maps memory by itself, peer by peer.
-constexpr size_t kBufferBytes = size_t{96} << 10;
-constexpr size_t kTargetBufferBytes = 4096;  // of it, while a target is open
-constexpr size_t kDirectBytes = 4096;        // more than this lands without the buffer
+constexpr size_t kSpreadBytes = size_t{64}
+                                << 10;  // a put to a target from here on takes any connection
 constexpr size_t kSealedBytes = size_t{256} << 10;
 // The bytes of a record that is sent. It is sealed within the nearest cache, and a receiver moves little of one that has
 // not come whole.
 constexpr size_t kSealAtOnceBytes = size_t{16} << 10;
 static_assert(kSealAtOnceBytes <= kMaxRecordBodyBytes);
 constexpr int kMaxPieces = 64;
-constexpr int kMaxLooks = 64;  // at a socket, which others may wait for to close a target
 static_assert(kCopyBytes + kFrameHeaderBytes <= OutQueue::kMaxCopyBytes);
 
 constexpr const char* kNoMemory = "there is no memory for what waits to be sent to it";
-constexpr size_t kRecordOverhead = kRecordHeaderBytes + kRecordTagBytes;
-
-bool is_retry(int error) {
-  return error == EAGAIN || error == EWOULDBLOCK || error == ENOBUFS;
-}
 
 }  // namespace
 
@@ -73,33 +66,53 @@ bool WindowExports::find(uint64_t token, std::shared_ptr<Window>* out) const {
 
 // --- The connection's life ------------------------------------------------------------------------
 
-bool TcpPeer::establish(UniqueFd* socket, const Hello& hello, const Challenge& challenge) {
+bool TcpPeer::add_stream(UniqueFd* socket, const Hello& hello, const Challenge& challenge) {
   const std::scoped_lock lock(in_mutex_, out_mutex_);
-  if (state() != State::kConnecting) return false;
-  const bool seals = challenge.chosen != Protection::kPlain;
-  if (seals) {
-    out_key_ = RecordKey(session_, hello, challenge, connects(), first_record_number);
-    in_key_ = RecordKey(session_, hello, challenge, !connects(), first_record_number);
-    if (!out_key_.valid() || !in_key_.valid()) {
-      failure_text_ = std::string("libcrypto makes no ") + cipher_name(challenge.cipher);
-      fail_sending("");
+  if (state() != State::kConnecting || hello.stream != made_) return false;
+  const Agreement agreed{challenge.chosen, challenge.cipher, challenge.streams};
+  if (made_ == 0) {
+    agreed_ = agreed;
+    for (size_t number = 1; number < agreed.streams; ++number) {
+      streams_.push_back(std::make_unique<Stream>());
+      streams_.back()->number = number;
+    }
+  } else if (agreed != agreed_) {
+    end_connecting("its connections differ in protection, cipher or number");
+    return false;
+  }
+  Stream& stream = *streams_[made_];
+  if (challenge.chosen != Protection::kPlain) {
+    stream.out.key = RecordKey(session_, hello, challenge, connects(), first_record_number);
+    stream.in.key = RecordKey(session_, hello, challenge, !connects(), first_record_number);
+    if (!stream.out.key.valid() || !stream.in.key.valid()) {
+      end_connecting(std::string("libcrypto makes no ") + cipher_name(challenge.cipher));
       return false;
     }
-    sealed_.resize(kSealedBytes);
+    stream.out.sealed.resize(kSealedBytes);
   }
-  buffer_.resize(kBufferBytes);
-  agreed_ = {challenge.chosen, challenge.cipher};
-  socket_ = std::move(*socket);
+  stream.in.buffer.resize(kBufferBytes);
+  stream.socket = std::move(*socket);
+  ++made_;
+  return true;
+}
+
+void TcpPeer::establish() {
+  const std::scoped_lock lock(in_mutex_, out_mutex_);
+  if (state() != State::kConnecting) return;
   state_.store(State::kUp, std::memory_order_release);
   send_queued();
-  return true;
 }
 
 void TcpPeer::fail_connecting(std::string reason) {
   const std::scoped_lock lock(in_mutex_, out_mutex_);
-  if (state() != State::kConnecting) return;
+  if (state() == State::kConnecting) end_connecting(std::move(reason));
+}
+
+// Under both mutexes.
+void TcpPeer::end_connecting(std::string reason) {
   failure_text_ = std::move(reason);
   fail_sending("");
+  for (const auto& stream : streams_) stream->socket.reset();
 }
 
 const char* TcpPeer::text() const {
@@ -143,17 +156,18 @@ mep_result_t TcpPeer::check_up() const {
 
 // Under out_mutex_.
 void TcpPeer::forget_queued() {
-  queue_.clear();
-  sealed_bytes_ = sealed_sent_ = 0;
+  for (const auto& stream : streams_) stream->out.forget();
   blocked_.store(false, std::memory_order_relaxed);
 }
 
-// Under out_mutex_. The socket is closed by whoever receives: what came before may still land.
+// Under out_mutex_. The sockets are closed by whoever receives: what came before may still land.
 void TcpPeer::fail_sending(const char* reason, int error) {
   if (state() == State::kFailed || state() == State::kFenced) return;
   const bool is_new = state() != State::kGivenUp;
   state_.store(State::kFailed, std::memory_order_release);
-  if (socket_.valid()) ::shutdown(socket_.get(), SHUT_WR);
+  for (const auto& stream : streams_) {
+    if (stream->socket.valid()) ::shutdown(stream->socket.get(), SHUT_WR);
+  }
   forget_queued();
   if (!is_new) return;
   is_failure_untold_ = true;
@@ -166,30 +180,30 @@ void TcpPeer::fail_sending(const char* reason, int error) {
 void TcpPeer::fail_receiving(const char* reason, int error) {
   const std::lock_guard lock(out_mutex_);
   fail_sending(reason, error);
-  socket_.reset();
-  landing_.window.reset();
-  landing_.at = nullptr;
-  landing_.left = 0;
+  for (const auto& stream : streams_) {
+    stream->socket.reset();
+    stream->in.landing.forget();
+  }
 }
 
 void TcpPeer::fence() {
   const std::scoped_lock lock(in_mutex_, out_mutex_);
   state_.store(State::kFenced, std::memory_order_release);
-  socket_.reset();
   forget_queued();
-  landing_.window.reset();
-  landing_.at = nullptr;
-  landing_.left = 0;
-  partial_bytes_ = 0;
-  buffered_ = 0;
+  for (const auto& stream : streams_) {
+    stream->socket.reset();
+    stream->in.forget();
+  }
 }
 
 void TcpPeer::give_up() {
   const std::lock_guard lock(out_mutex_);
   if (state() == State::kFailed || state() == State::kFenced) return;
   state_.store(State::kGivenUp, std::memory_order_release);
-  if (blocked()) events_->peer_unblocked(identity_.slot, socket_.get());
+  const bool were_blocked = blocked();
   forget_queued();
+  if (!were_blocked) return;
+  for (const auto& stream : streams_) watch(*stream);
 }
 
 // --- Sending --------------------------------------------------------------------------------------
@@ -205,15 +219,30 @@ void TcpPeer::queue_whole(Queue&& queue) {
   }
 }
 
+// Under out_mutex_. The one with the least to send, the first of those in turn.
+Stream* TcpPeer::stream_for(FrameKind kind, size_t bytes) {
+  Stream* best = streams_.front().get();
+  if (kind != FrameKind::kTarget || bytes < kSpreadBytes || state() != State::kUp) return best;
+  const auto load = [](const Stream& each) {
+    return std::pair(each.out.unsent(), each.out.put_bytes);
+  };
+  for (const auto& each : streams_) {
+    if (!each->is_ended && load(*each) < load(*best)) best = each.get();
+  }
+  return best;
+}
+
 void TcpPeer::queue_put(FrameKind kind, uint64_t token, uint64_t offset, const std::byte* from,
                         size_t bytes) {
+  Outgoing& out = stream_for(kind, bytes)->out;
+  if (kind == FrameKind::kTarget) out.put_bytes += bytes;
   DataFrame frame;
   frame.kind = kind;
   frame.token = token;
   if (bytes <= kCopyBytes) {
     frame.offset = offset;
     frame.bytes = static_cast<uint32_t>(bytes);
-    std::byte* place = queue_.extend(kFrameHeaderBytes + bytes);
+    std::byte* place = out.queue.extend(kFrameHeaderBytes + bytes);
     encode_frame(frame, place);
     std::memcpy(place + kFrameHeaderBytes, from, bytes);
     return;
@@ -221,17 +250,34 @@ void TcpPeer::queue_put(FrameKind kind, uint64_t token, uint64_t offset, const s
   for (size_t done = 0; done < bytes; done += frame.bytes) {
     frame.offset = offset + done;
     frame.bytes = static_cast<uint32_t>(std::min<size_t>(bytes - done, kMaxPutBytes));
-    encode_frame(frame, queue_.extend(kFrameHeaderBytes));
-    queue_.append_external(from + done, frame.bytes, posted_ + 1);
+    encode_frame(frame, out.queue.extend(kFrameHeaderBytes));
+    out.queue.append_external(from + done, frame.bytes, posted_ + 1);
   }
+}
+
+// Under out_mutex_. What follows on the first connection takes effect after the puts that others have.
+void TcpPeer::queue_after() {
+  for (size_t i = 1; i < streams_.size(); ++i) {
+    Outgoing& out = streams_[i]->out;
+    if (out.put_bytes == out.told_bytes) continue;
+    const DataFrame frame{FrameKind::kAfter, false, 0, i, out.put_bytes, 0};
+    encode_frame(frame, streams_[0]->out.queue.extend(kFrameHeaderBytes));
+    out.told_bytes = out.put_bytes;
+  }
+}
+
+size_t TcpPeer::queued_bytes() const {
+  size_t bytes = 0;
+  for (const auto& stream : streams_) bytes += stream->out.queue.bytes();
+  return bytes;
 }
 
 // Under out_mutex_.
 mep_result_t TcpPeer::check_room() {
-  if (queue_.bytes() <= max_queued_bytes) return MEP_SUCCESS;
+  if (queued_bytes() <= max_queued_bytes) return MEP_SUCCESS;
   send_queued();
   MEP_TRY(check_up());
-  return queue_.bytes() <= max_queued_bytes ? MEP_SUCCESS : kWouldBlock;
+  return queued_bytes() <= max_queued_bytes ? MEP_SUCCESS : kWouldBlock;
 }
 
 mep_result_t TcpPeer::put(FrameKind kind, uint64_t token, uint64_t offset, const void* local,
@@ -246,7 +292,7 @@ mep_result_t TcpPeer::put(FrameKind kind, uint64_t token, uint64_t offset, const
     send_queued();
     MEP_FAILPOINT("put half");
   }
-  if (queue_.bytes() >= kSendNowBytes) send_queued();
+  if (queued_bytes() >= kSendNowBytes) send_queued();
   return MEP_SUCCESS;
 }
 
@@ -255,7 +301,10 @@ mep_result_t TcpPeer::signal(uint64_t token, uint64_t offset, uint64_t word, boo
   MEP_TRY(check_up());
   MEP_TRY(check_room());
   const DataFrame frame{FrameKind::kSignal, wake, sizeof word, token, offset, word};
-  queue_whole([&] { encode_frame(frame, queue_.extend(kSignalBytes)); });
+  queue_whole([&] {
+    queue_after();
+    encode_frame(frame, streams_[0]->out.queue.extend(kSignalBytes));
+  });
   ++posted_;
   send_queued();
   return MEP_SUCCESS;
@@ -266,7 +315,10 @@ bool TcpPeer::quiesced(uint64_t number) {
   // One that is lost is sent none, and its own does not come either.
   if (sent_mark_ < number && check_up() == MEP_SUCCESS) {
     const DataFrame frame{FrameKind::kMark, false, 0, 0, number, 0};
-    queue_whole([&] { encode_frame(frame, queue_.extend(kFrameHeaderBytes)); });
+    queue_whole([&] {
+      queue_after();
+      encode_frame(frame, streams_[0]->out.queue.extend(kFrameHeaderBytes));
+    });
     sent_mark_ = number;
     send_queued();
   }
@@ -282,14 +334,18 @@ Completion TcpPeer::completion(bool is_urgent) {
   if (is_urgent) {
     send_queued();
     try {
-      queue_.own_all();
+      for (const auto& stream : streams_) stream->out.queue.own_all();
     } catch (const std::bad_alloc&) {
       // The caller's memory must not be read any more. Destructors come here.
       fail_sending(kNoMemory);
     }
   }
-  const uint64_t first = queue_.first_external();
-  return {posted_, first == 0 ? posted_ : first - 1};
+  uint64_t completed = posted_;
+  for (const auto& stream : streams_) {
+    const uint64_t first = stream->out.queue.first_external();
+    if (first != 0) completed = std::min(completed, first - 1);
+  }
+  return {posted_, completed};
 }
 
 void TcpPeer::send_left() {
@@ -299,281 +355,86 @@ void TcpPeer::send_left() {
 
 bool TcpPeer::watch_left() {
   const std::lock_guard lock(out_mutex_);
-  if (blocked()) events_->watch_left(identity_.slot, socket_.get());
+  for (const auto& stream : streams_) {
+    if (stream->out.is_blocked) events_->watch_left(identity_.slot, stream->socket.get());
+  }
   return blocked();
 }
 
-bool TcpPeer::seal_queued() {
-  sealed_bytes_ = sealed_sent_ = 0;
-  while (!queue_.empty() && sealed_bytes_ + kSealAtOnceBytes + kRecordOverhead <= sealed_.size()) {
-    std::byte* record = sealed_.data() + sealed_bytes_;
-    const size_t body = queue_.copy_front(record + kRecordHeaderBytes, kSealAtOnceBytes);
-    queue_.consume(body);
-    if (const char* trouble = out_key_.seal(record, body)) {
+bool TcpPeer::seal_queued(Outgoing* out) {
+  out->sealed_bytes = out->sealed_sent = 0;
+  while (!out->queue.empty() &&
+         out->sealed_bytes + kSealAtOnceBytes + kRecordOverhead <= out->sealed.size()) {
+    std::byte* record = out->sealed.data() + out->sealed_bytes;
+    const size_t body = out->queue.copy_front(record + kRecordHeaderBytes, kSealAtOnceBytes);
+    out->queue.consume(body);
+    if (const char* trouble = out->key.seal(record, body)) {
       fail_sending(trouble);
       return false;
     }
-    sealed_bytes_ += body + kRecordOverhead;
+    out->sealed_bytes += body + kRecordOverhead;
   }
   return true;
 }
 
-// Under out_mutex_: as much as the socket takes now.
+// Under out_mutex_.
+void TcpPeer::watch(const Stream& stream) {
+  if (stream.is_ended) return;
+  const bool is_read = stream.number != 0 || !hold_.is_unwatched;
+  events_->watch_data(identity_.slot, stream,
+                      (is_read ? EPOLLIN : 0u) | (stream.out.is_blocked ? EPOLLOUT : 0u));
+}
+
+// Under out_mutex_: as much as the sockets take now.
 void TcpPeer::send_queued() {
   if (state() != State::kUp) return;
+  bool is_blocked = false;
+  for (const auto& stream : streams_) {
+    if (!send_stream(stream.get())) return;
+    is_blocked = is_blocked || stream->out.is_blocked;
+  }
+  if (is_blocked != blocked()) blocked_.store(is_blocked, std::memory_order_relaxed);
+}
+
+bool TcpPeer::send_stream(Stream* stream) {
   const bool seals = agreed_.protection != Protection::kPlain;
-  for (;;) {
+  Outgoing* const out = &stream->out;
+  while (out->unsent() != 0) {
     iovec pieces[kMaxPieces];
     int count = 0;
     if (seals) {
-      if (sealed_sent_ == sealed_bytes_) {
-        if (queue_.empty()) break;
-        if (!seal_queued()) return;
-      }
-      pieces[0] = {sealed_.data() + sealed_sent_, sealed_bytes_ - sealed_sent_};
+      if (out->sealed_sent == out->sealed_bytes && !seal_queued(out)) return false;
+      pieces[0] = {out->sealed.data() + out->sealed_sent, out->sealed_bytes - out->sealed_sent};
       count = 1;
     } else {
-      if (queue_.empty()) break;
-      count = queue_.pieces(pieces, kMaxPieces);
+      count = out->queue.pieces(pieces, kMaxPieces);
     }
     msghdr message{};
     message.msg_iov = pieces;
     message.msg_iovlen = static_cast<size_t>(count);
-    const ssize_t sent = count == 1
-                             ? ::send(socket_.get(), pieces[0].iov_base, pieces[0].iov_len,
-                                      MSG_NOSIGNAL | MSG_DONTWAIT)
-                             : ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const int socket = stream->socket.get();
+    const ssize_t sent = count == 1 ? ::send(socket, pieces[0].iov_base, pieces[0].iov_len,
+                                             MSG_NOSIGNAL | MSG_DONTWAIT)
+                                    : ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0) {
       if (errno == EINTR) continue;
       if (is_retry(errno)) {
-        const bool again = blocked_.exchange(true, std::memory_order_relaxed);
-        events_->peer_blocked(identity_.slot, socket_.get(), again);
-        return;
-      }
-      fail_sending("sending to it failed", errno);
-      return;
-    }
-    if (seals) {
-      sealed_sent_ += static_cast<size_t>(sent);
-    } else {
-      queue_.consume(static_cast<size_t>(sent));
-    }
-  }
-  if (!blocked()) return;
-  blocked_.store(false, std::memory_order_relaxed);
-  events_->peer_unblocked(identity_.slot, socket_.get());
-}
-
-// --- Receiving ------------------------------------------------------------------------------------
-
-bool TcpPeer::receive(const WindowExports& exports) {
-  const std::unique_lock lock(in_mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || !socket_.valid()) return false;
-  bool active = false;
-  bool more = true;
-  for (int looks = 0; more && looks < kMaxLooks; ++looks) {
-    const bool got = agreed_.protection == Protection::kPlain ? read_plain(exports, &more)
-                                                              : read_sealed(exports, &more);
-    if (!got) break;
-    active = true;
-  }
-  return active;
-}
-
-// One look at the socket. False: nothing was there, or the connection has ended. *more: perhaps there
-// is more.
-bool TcpPeer::read_plain(const WindowExports& exports, bool* more) {
-  // The rest of a large put goes straight to its window, and what follows it to the buffer.
-  iovec pieces[2];
-  int count = 0;
-  size_t direct = 0;
-  // Little of what comes for a target should go through the buffer.
-  const size_t room = targets_.open.empty() ? buffer_.size() : kTargetBufferBytes;
-  if (landing_.left >= kDirectBytes && landing_.at != nullptr) {
-    direct = landing_.left;
-    pieces[count++] = {landing_.at, direct};
-  }
-  pieces[count++] = {buffer_.data(), room};
-  msghdr message{};
-  message.msg_iov = pieces;
-  message.msg_iovlen = static_cast<size_t>(count);
-  const ssize_t got = count == 1 ? ::recv(socket_.get(), buffer_.data(), room, MSG_DONTWAIT)
-                                 : ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
-  if (got < 0) {
-    *more = errno == EINTR;
-    if (!is_retry(errno) && errno != EINTR) {
-      fail_receiving("receiving from it failed", errno);
-    }
-    return *more;
-  }
-  if (got == 0) {
-    *more = false;
-    fail_receiving("it closed its connection");
-    return false;
-  }
-  auto bytes = static_cast<size_t>(got);
-  *more = bytes == direct + room;
-  const size_t landed = std::min(bytes, direct);
-  if (direct != 0) {
-    landing_.at += landed;
-    landing_.left -= landed;
-    bytes -= landed;
-    if (landing_.left == 0) landing_.window.reset();
-  }
-  if (bytes != 0 && !take(exports, buffer_.data(), bytes)) *more = false;
-  return true;
-}
-
-bool TcpPeer::read_sealed(const WindowExports& exports, bool* more) {
-  static_assert(kBufferBytes > kMaxRecordBodyBytes + kRecordOverhead);
-  const size_t room = buffer_.size() - buffered_;
-  const ssize_t got = ::recv(socket_.get(), buffer_.data() + buffered_, room, MSG_DONTWAIT);
-  if (got <= 0) {
-    *more = got < 0 && errno == EINTR;
-    if (got == 0) {
-      fail_receiving("it closed its connection");
-    } else if (!is_retry(errno) && errno != EINTR) {
-      fail_receiving("receiving from it failed", errno);
-    }
-    return *more;
-  }
-  *more = static_cast<size_t>(got) == room;
-  buffered_ += static_cast<size_t>(got);
-  size_t begin = 0;
-  for (;;) {
-    size_t body = 0;
-    std::byte* record = buffer_.data() + begin;
-    const Parse parsed = parse_record_header({record, buffered_ - begin}, &body);
-    if (parsed == Parse::kMalformed) return *more = deny("it sent a record of impossible length");
-    if (parsed == Parse::kIncomplete || buffered_ - begin < body + kRecordOverhead) break;
-    if (const char* trouble = in_key_.open(record, body)) return *more = deny(trouble);
-    if (!take(exports, record + kRecordHeaderBytes, body)) return *more = false;
-    begin += body + kRecordOverhead;
-  }
-  buffered_ -= begin;
-  if (begin != 0 && buffered_ != 0) {
-    std::memmove(buffer_.data(), buffer_.data() + begin, buffered_);
-  }
-  return true;
-}
-
-// The next bytes of the stream of frames. False: the connection has ended by them.
-bool TcpPeer::take(const WindowExports& exports, std::byte* bytes, size_t count) {
-  while (count > 0) {
-    if (landing_.left > 0) {
-      const size_t part = std::min(count, landing_.left);
-      if (landing_.at != nullptr) {
-        std::memcpy(landing_.at, bytes, part);
-        landing_.at += part;
-      }
-      landing_.left -= part;
-      bytes += part;
-      count -= part;
-      if (landing_.left == 0) landing_.window.reset();
-      continue;
-    }
-    DataFrame frame;
-    size_t used = 0;
-    if (partial_bytes_ == 0) {
-      const Parse parsed = parse_frame({bytes, count}, &frame, &used);
-      if (parsed == Parse::kMalformed) return deny("it sent bytes that are no frame");
-      if (parsed == Parse::kIncomplete) {
-        std::memcpy(partial_, bytes, count);
-        partial_bytes_ = count;
+        if (!std::exchange(out->is_blocked, true)) watch(*stream);
+        blocked_.store(true, std::memory_order_relaxed);
+        events_->peer_blocked(identity_.slot, socket);
         return true;
       }
-      bytes += used;
-      count -= used;
+      fail_sending("sending to it failed", errno);
+      return false;
+    }
+    if (seals) {
+      out->sealed_sent += static_cast<size_t>(sent);
     } else {
-      // Byte for byte would do; a header is the least that a frame has.
-      const size_t want = partial_bytes_ < kFrameHeaderBytes ? kFrameHeaderBytes : kSignalBytes;
-      const size_t part = std::min(count, want - partial_bytes_);
-      std::memcpy(partial_ + partial_bytes_, bytes, part);
-      partial_bytes_ += part;
-      bytes += part;
-      count -= part;
-      const Parse parsed = parse_frame({partial_, partial_bytes_}, &frame, &used);
-      if (parsed == Parse::kMalformed) return deny("it sent bytes that are no frame");
-      if (parsed == Parse::kIncomplete) continue;
-      partial_bytes_ = 0;
-    }
-    if (!take_frame(exports, frame)) return false;
-  }
-  return true;
-}
-
-bool TcpPeer::take_frame(const WindowExports& exports, const DataFrame& frame) {
-  if (frame.kind == FrameKind::kMark) {
-    if (frame.offset < marked_.load(std::memory_order_relaxed))
-      return deny("it sent a mark out of order");
-    marked_.store(frame.offset, std::memory_order_release);
-    return true;
-  }
-  const bool is_late =
-      marked_.load(std::memory_order_relaxed) < let_in_from_.load(std::memory_order_relaxed);
-  landing_.number = 0;
-  if (frame.kind == FrameKind::kTarget) return take_target(frame, is_late);
-  std::shared_ptr<Window> window;
-  if (!exports.find(frame.token, &window))
-    return deny("it sent a frame for no window of this rank");
-  if (window != nullptr) {
-    if (frame.offset + frame.bytes > window->bytes()) {
-      return deny("it sent a frame beyond the end of its window");
-    }
-    if (window->id() == kWorldWindowId && frame.offset < sizeof(Doorbell)) {
-      return deny("it sent a frame for the doorbell");
+      out->queue.consume(static_cast<size_t>(sent));
     }
   }
-  if (is_late) window.reset();
-  if (frame.kind == FrameKind::kSignal) return take_signal(frame, window.get(), exports);
-  landing_.left = frame.bytes;
-  landing_.at = window == nullptr ? nullptr : window->data() + frame.offset;
-  landing_.window = std::move(window);
+  if (std::exchange(out->is_blocked, false)) watch(*stream);
   return true;
-}
-
-bool TcpPeer::take_target(const DataFrame& frame, bool is_late) {
-  if (frame.token == 0 || frame.token > targets_.last) {
-    return deny("it sent a frame for no target of this rank");
-  }
-  const auto found = std::find_if(targets_.open.begin(), targets_.open.end(),
-                                  [&](const Target& each) { return each.number == frame.token; });
-  const bool is_open = found != targets_.open.end() && !is_late;
-  if (is_open && frame.offset + frame.bytes > found->bytes) {
-    return deny("it sent a frame beyond the end of its target");
-  }
-  landing_.left = frame.bytes;
-  landing_.number = frame.token;
-  landing_.at = is_open ? found->memory + frame.offset : nullptr;
-  return true;
-}
-
-void TcpPeer::open_target(uint64_t number, std::byte* memory, size_t bytes) {
-  const std::lock_guard lock(in_mutex_);
-  targets_.open.push_back({number, memory, bytes});
-  targets_.last = std::max(targets_.last, number);
-}
-
-void TcpPeer::close_target(uint64_t number) {
-  const std::lock_guard lock(in_mutex_);
-  std::erase_if(targets_.open, [&](const Target& each) { return each.number == number; });
-  if (landing_.number == number) landing_.at = nullptr;
-}
-
-bool TcpPeer::take_signal(const DataFrame& frame, Window* window, const WindowExports& exports) {
-  if (window == nullptr) return true;
-  auto* word = reinterpret_cast<std::atomic<uint64_t>*>(window->data() + frame.offset);
-  if (frame.wake && exports.doorbell() != nullptr) {
-    doorbell_signal(exports.doorbell(), word, frame.word);
-  } else {
-    word->store(frame.word, std::memory_order_release);  // publishes the puts before it
-  }
-  return true;
-}
-
-bool TcpPeer::deny(const char* what) {
-  fail_receiving(what);
-  return false;
 }
 
 }  // namespace mep::tcp

@@ -1,11 +1,13 @@
-// One peer of the tcp transport and, once it is made, the connection to it.
+// One peer of the tcp transport and, once they are made, the connections to it.
 //
 // Invariants
 //   - Data from a peer lands only in windows that were exported with a token that it names, and in its
 //     open targets, inside of their bounds, and never in the doorbell. Anything else ends the connection
 //     and is evidence against that peer.
 //   - After fence() nothing of the peer lands any more.
-// Locks: in_mutex_ for what is received, out_mutex_ for what is sent, both for the socket itself; in
+//   - A signal or mark takes effect only after all that was put before it on any connection has landed: all but
+//     parts of large targets goes on the first connection, and a kAfter there says how much of the others comes first.
+// Locks: in_mutex_ for what is received, out_mutex_ for what is sent, both for the sockets themselves; in
 // this order. The windows and imports are guarded by the transport's lock, which every caller holds.
 #pragma once
 
@@ -19,8 +21,8 @@
 
 #include "base/unique_fd.hpp"
 #include "transport/tcp/frame.hpp"
-#include "transport/tcp/out_queue.hpp"
 #include "transport/tcp/sealing.hpp"
+#include "transport/tcp/stream.hpp"
 #include "transport/transport.hpp"
 #include "transport/window.hpp"
 
@@ -51,10 +53,11 @@ class PeerEvents {
   virtual ~PeerEvents() = default;
   // Its take_failure() says why.
   virtual void peer_failed() = 0;
-  // The socket has no room (`again`: still none): ask to be told when it has. Then, that nothing is
-  // left to send.
-  virtual void peer_blocked(uint32_t slot, int socket, bool again) = 0;
-  virtual void peer_unblocked(uint32_t slot, int socket) = 0;
+  // The socket has no room: somebody is to send when it has.
+  virtual void peer_blocked(uint32_t slot, int socket) = 0;
+  // Threads that sleep are to wake for these events of a connection that is up, or for none any more.
+  virtual void watch_data(uint32_t slot, const Stream& stream, uint32_t events) = 0;
+  virtual void ignore_data(const Stream& stream) = 0;
   // The control thread is to be told, for no other thread sends.
   virtual void watch_left(uint32_t slot, int socket) = 0;
 };
@@ -68,10 +71,13 @@ extern uint64_t first_record_number;
 struct Wishes {
   Protection protection = Protection::kPlain;
   CipherSet ciphers = kCommonCiphers;
+  uint8_t streams = 1;
 };
 struct Agreement {
   Protection protection = Protection::kPlain;
   Cipher cipher = Cipher::kChaCha20Poly1305;
+  uint8_t streams = 1;
+  bool operator==(const Agreement&) const = default;
 };
 
 class TcpPeer {
@@ -85,7 +91,9 @@ class TcpPeer {
 
   TcpPeer(const PeerIdentity& self, const PeerIdentity& peer, const PeerSession& session,
           const Wishes& wishes, PeerEvents* events)
-      : self_(self), identity_(peer), session_(session), wishes_(wishes), events_(events) {}
+      : self_(self), identity_(peer), session_(session), wishes_(wishes), events_(events) {
+    streams_.push_back(std::make_unique<Stream>());
+  }
   ~TcpPeer() { sodium_memzero(session_.key.data(), session_.key.size()); }
   TcpPeer(const TcpPeer&) = delete;
   TcpPeer& operator=(const TcpPeer&) = delete;
@@ -106,8 +114,14 @@ class TcpPeer {
   std::unordered_map<uint64_t, Import>& imports() { return imports_; }
   const std::unordered_map<uint64_t, Import>& imports() const { return imports_; }
 
-  // The greeting is over: takes the socket. False: it was given up meanwhile.
-  bool establish(UniqueFd* socket, const Hello& hello, const Challenge& challenge);
+  // The connections that are made come one after the other.
+  uint8_t next_stream() const { return made_; }
+  size_t streams() const { return streams_.size(); }
+  int socket(size_t stream) const { return streams_[stream]->socket.get(); }
+  // A greeting is over: takes the socket. False: it is not the next one, or the peer was given up meanwhile.
+  bool add_stream(UniqueFd* socket, const Hello& hello, const Challenge& challenge);
+  // All are there.
+  void establish();
   void fail_connecting(std::string reason);
   // Once after each failure.
   bool take_failure(PeerFailure* out);
@@ -127,8 +141,8 @@ class TcpPeer {
   void send_left();
   // Has watch_left() called if something is left.
   bool watch_left();
-  // Takes what has come, without waiting. Whether something had.
-  bool receive(const WindowExports& exports);
+  // Takes what has come on a connection, without waiting. Whether something had.
+  bool receive(const WindowExports& exports, size_t stream);
 
   // See WindowExchange. The numbers of all peers' targets differ and grow.
   void open_target(uint64_t number, std::byte* memory, size_t bytes);
@@ -138,25 +152,53 @@ class TcpPeer {
   void fence();
 
  private:
+  enum class Taken : uint8_t { kAll, kHeld, kEnded };  // held: the rest waits for other connections
+  struct Target {
+    uint64_t number = 0;
+    std::byte* memory = nullptr;
+    size_t bytes = 0;
+  };
+  struct Targets {
+    std::vector<Target> open;
+    uint64_t last = 0;  // that was opened
+  };
+  // The first connection waits until `bytes` have landed of connection `stream`; 0: it does not wait.
+  struct Hold {
+    size_t stream = 0;
+    uint64_t bytes = 0;
+    bool is_unwatched = false;  // no thread wakes for the first one; changed under both mutexes
+  };
+
   [[nodiscard]] mep_result_t check_up() const;
   [[nodiscard]] mep_result_t check_room();
+  size_t queued_bytes() const;
   void send_queued();
-  // False: the connection has ended by it.
-  [[nodiscard]] bool seal_queued();
+  // False: the connections have ended by it.
+  [[nodiscard]] bool send_stream(Stream* stream);
+  [[nodiscard]] bool seal_queued(Outgoing* out);
+  Stream* stream_for(FrameKind kind, size_t bytes);
   void queue_put(FrameKind kind, uint64_t token, uint64_t offset, const std::byte* from,
                  size_t bytes);
+  void queue_after();
   template <typename Queue>
   void queue_whole(Queue&& queue);
   void forget_queued();
+  void watch(const Stream& stream);
+  void end_connecting(std::string reason);
   void fail_sending(const char* reason, int error = 0);
   void fail_receiving(const char* reason, int error = 0);
-  bool read_plain(const WindowExports& exports, bool* more);
-  bool read_sealed(const WindowExports& exports, bool* more);
-  bool take(const WindowExports& exports, std::byte* bytes, size_t count);
-  bool take_frame(const WindowExports& exports, const DataFrame& frame);
-  bool take_target(const DataFrame& frame, bool is_late);
-  bool take_signal(const DataFrame& frame, Window* window, const WindowExports& exports);
-  bool deny(const char* what);
+  void end_receiving(Stream* stream, const char* reason, int error = 0);
+  bool read(const WindowExports& exports, Stream* stream, int* looks);
+  bool read_plain(const WindowExports& exports, Stream* stream, bool* more);
+  bool read_sealed(const WindowExports& exports, Stream* stream, bool* more);
+  void watch_hold();
+  // Of the stream's buffer.
+  Taken take(const WindowExports& exports, Stream* stream, size_t at, size_t count);
+  Taken take_frame(const WindowExports& exports, Stream* stream, const DataFrame& frame);
+  Taken take_target(Landing* landing, const DataFrame& frame, bool is_late);
+  Taken take_after(const DataFrame& frame);
+  static Taken take_signal(const DataFrame& frame, Window* window, const WindowExports& exports);
+  Taken deny(const char* what);
 
   const PeerIdentity self_;
   const PeerIdentity identity_;
@@ -167,45 +209,22 @@ class TcpPeer {
 
   std::atomic<State> state_{State::kConnecting};
   Agreement agreed_;
-  UniqueFd socket_;  // changed under both mutexes
+  std::vector<std::unique_ptr<Stream>> streams_;  // at least one; changed under both mutexes
+  uint8_t made_ = 0;                              // of them; by the control thread alone
 
   std::mutex out_mutex_;
-  OutQueue queue_;
-  uint64_t posted_ = 0;     // puts and signals
-  uint64_t sent_mark_ = 0;  // the last that was queued
-  RecordKey out_key_;
+  uint64_t posted_ = 0;             // puts and signals
+  uint64_t sent_mark_ = 0;          // the last that was queued
   bool is_failure_untold_ = false;  // and why it failed: two texts, the first one's or errno's
   const char* failure_reason_ = "";
   int failure_error_ = 0;
   std::string failure_text_;
-  std::vector<std::byte> sealed_;  // records, sent from sealed_sent_ on
-  size_t sealed_bytes_ = 0;
-  size_t sealed_sent_ = 0;
   // Relaxed: a hint that send_left() has something to do.
   std::atomic<bool> blocked_{false};
 
   std::mutex in_mutex_;
-  RecordKey in_key_;
-  std::vector<std::byte> buffer_;
-  size_t buffered_ = 0;  // sealed: bytes of a record that has not come whole
-  std::byte partial_[kSignalBytes];
-  size_t partial_bytes_ = 0;  // of a header that has not come whole
-  // The put that is landing.
-  struct Landing {
-    size_t left = 0;                 // bytes
-    std::byte* at = nullptr;         // null: its window or target is gone, the bytes are dropped
-    std::shared_ptr<Window> window;  // keeps `at` valid
-    uint64_t number = 0;             // of its target; 0: it goes to a window
-  } landing_;
-  struct Target {
-    uint64_t number = 0;
-    std::byte* memory = nullptr;
-    size_t bytes = 0;
-  };
-  struct Targets {
-    std::vector<Target> open;
-    uint64_t last = 0;  // that was opened
-  } targets_;
+  Targets targets_;
+  Hold hold_;
   // Until this mark has come the peer's frames are dropped. Relaxed: set by the control thread before it makes
   // the connection.
   std::atomic<uint64_t> let_in_from_{0};

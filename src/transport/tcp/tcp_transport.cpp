@@ -21,8 +21,8 @@ namespace {
 constexpr uint32_t kTicketMagic = 0x4d455054;
 constexpr TransportTraits kTraits{.name = "tcp", .reach = Reach::kAnywhere, .has_events = true};
 constexpr long kTimerNs = 10'000'000;
-// With so many peers each socket is looked at; with more, epoll says which.
-constexpr size_t kDirectPeers = 1;
+// Data of the entries of data_epoll_: slot | number of the connection << 32.
+constexpr unsigned kStreamShift = 32;
 
 // Data of the entries of control_epoll_; below them are the slots of sockets without room.
 constexpr uint64_t kGreeterTag = uint64_t{1} << 32;
@@ -47,7 +47,11 @@ bool watch(int epoll, int fd, uint64_t data) {
   bool is_set = false;
   MEP_TRY(env_string("MEP_NET_IF", &out->interfaces, &is_set));
   MEP_TRY(env_bool("MEP_ENCRYPT", &out->encrypts, &is_set));
-  return env_bool("MEP_AUTHENTICATE", &out->authenticates_all, &is_set);
+  MEP_TRY(env_bool("MEP_AUTHENTICATE", &out->authenticates_all, &is_set));
+  uint64_t streams = out->streams;
+  MEP_TRY(env_number("MEP_TCP_STREAMS", &streams, &is_set));
+  out->streams = static_cast<uint8_t>(streams);
+  return MEP_SUCCESS;
 }
 
 }  // namespace
@@ -116,7 +120,7 @@ mep_result_t TcpTransport::add_peer(const PeerIdentity& self, const PeerIdentity
   MEP_TRY(start());
   // Between hosts nobody vouches for the wire; on one host the kernel carries the bytes.
   const bool beyond_host = self.host != peer.host;
-  Wishes wishes{Protection::kPlain, own_options_.ciphers & own_ciphers()};
+  Wishes wishes{Protection::kPlain, own_options_.ciphers & own_ciphers(), own_options_.streams};
   if (beyond_host || own_options_.authenticates_all) wishes.protection = Protection::kAuthenticated;
   if (own_options_.encrypts) wishes.protection = Protection::kEncrypted;
   auto added =
@@ -147,14 +151,18 @@ mep_result_t TcpTransport::find_peer(uint32_t slot, TcpPeer** out) const {
 
 void TcpTransport::connect_peer(TcpPeer* peer, UniqueFd* socket, const Hello& hello,
                                 const Challenge& challenge) {
-  const int fd = socket->get();
   const ExclusiveLock lock(windows_lock_);
-  if (!watch(data_epoll_.get(), fd, peer->identity().slot)) {
-    return peer->fail_connecting("its connection cannot be watched (epoll_ctl)");
+  if (!peer->add_stream(socket, hello, challenge)) return;  // its end closes the socket
+  if (peer->next_stream() < challenge.streams) return;
+  for (uint64_t i = 0; i < challenge.streams; ++i) {
+    if (!watch(data_epoll_.get(), peer->socket(i), peer->identity().slot | i << kStreamShift)) {
+      return peer->fail_connecting("its connection cannot be watched (epoll_ctl)");
+    }
   }
-  if (!peer->establish(socket, hello, challenge)) return;  // its end closes the socket
+  peer->establish();
   connected_.push_back(peer);
-  log(LogLevel::kDebug, "tcp: connected with rank %u: %s", peer->identity().slot, peer->text());
+  log(LogLevel::kDebug, "tcp: connected with rank %u: %s, connections: %u", peer->identity().slot,
+      peer->text(), challenge.streams);
 }
 
 mep_result_t TcpTransport::fence_out(uint32_t slot) {
@@ -354,18 +362,18 @@ bool TcpTransport::progress(bool before_sleep) {
   for (TcpPeer* peer : connected_) {
     if (peer->blocked()) peer->send_left();
   }
-  if (connected_.size() <= kDirectPeers) {
-    for (TcpPeer* peer : connected_) active = peer->receive(exports_) || active;
-    return active;
+  // A single socket is looked at; of more, epoll says which.
+  if (connected_.empty()) return active;
+  if (connected_.size() == 1 && connected_.front()->streams() == 1) {
+    return connected_.front()->receive(exports_, 0) || active;
   }
   std::array<epoll_event, 64> events;
   const int count =
       epoll_wait(data_epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
   for (int i = 0; i < count; ++i) {
-    const uint64_t slot = events[static_cast<size_t>(i)].data.u64;
-    if (slot < peers_.size() && peers_[slot] != nullptr) {
-      active = peers_[slot]->receive(exports_) || active;
-    }
+    const uint64_t tag = events[static_cast<size_t>(i)].data.u64;
+    TcpPeer* const peer = peer_at(static_cast<uint32_t>(tag));
+    if (peer != nullptr) active = peer->receive(exports_, tag >> kStreamShift) || active;
   }
   return active;
 }
@@ -422,8 +430,7 @@ void TcpTransport::peer_failed() {
 }
 
 // A thread that sleeps in a wait is told, and the control thread if there is none.
-void TcpTransport::peer_blocked(uint32_t slot, int socket, bool again) {
-  if (!again) watch_data(slot, socket, EPOLLIN | EPOLLOUT);
+void TcpTransport::peer_blocked(uint32_t slot, int socket) {
   any_blocked_.store(true);
   if (!is_waited_for()) watch_left(slot, socket);
 }
@@ -445,16 +452,15 @@ void TcpTransport::watch_left(uint32_t slot, int socket) {
   }
 }
 
-void TcpTransport::peer_unblocked(uint32_t slot, int socket) {
-  watch_data(slot, socket, EPOLLIN);
-}
-
-// Before the socket is in the epoll this changes nothing: what is left then is the control thread's.
-void TcpTransport::watch_data(uint32_t slot, int socket, uint32_t events) {
+void TcpTransport::watch_data(uint32_t slot, const Stream& stream, uint32_t events) {
   epoll_event event{};
   event.events = events;
-  event.data.u64 = slot;
-  epoll_ctl(data_epoll_.get(), EPOLL_CTL_MOD, socket, &event);
+  event.data.u64 = slot | uint64_t{stream.number} << kStreamShift;
+  epoll_ctl(data_epoll_.get(), EPOLL_CTL_MOD, stream.socket.get(), &event);
+}
+
+void TcpTransport::ignore_data(const Stream& stream) {
+  epoll_ctl(data_epoll_.get(), EPOLL_CTL_DEL, stream.socket.get(), nullptr);
 }
 
 bool TcpTransport::take_failure(PeerFailure* out) {

@@ -33,6 +33,7 @@ struct Options {
   std::string interfaces;           // MEP_NET_IF: globs of interface names; empty: all that are up
   bool encrypts = false;            // MEP_ENCRYPT: frames are encrypted too
   bool authenticates_all = false;   // MEP_AUTHENTICATE: those between ranks of one host too
+  uint8_t streams = 1;              // MEP_TCP_STREAMS: connections of a pair
   CipherSet ciphers = kAllCiphers;  // that may protect records, if this process has them
 };
 
@@ -77,9 +78,10 @@ class TcpTransport final : public Transport, private PeerEvents {
 
  private:
   void peer_failed() override;
-  void peer_blocked(uint32_t slot, int socket, bool again) override;
+  void peer_blocked(uint32_t slot, int socket) override;
   void watch_left(uint32_t slot, int socket) override;
-  void peer_unblocked(uint32_t slot, int socket) override;
+  void watch_data(uint32_t slot, const Stream& stream, uint32_t events) override;
+  void ignore_data(const Stream& stream) override;
 
   // Under windows_lock_.
   [[nodiscard]] mep_result_t find_peer(uint32_t slot, TcpPeer** out) const;
@@ -93,7 +95,6 @@ class TcpTransport final : public Transport, private PeerEvents {
   [[nodiscard]] mep_result_t start();
   [[nodiscard]] mep_result_t begin_connection(uint32_t slot, std::span<const std::byte> addresses);
   void advance_greetings();
-  void watch_data(uint32_t slot, int socket, uint32_t events);
   void set_timer();
   void kick();
 
