@@ -9,7 +9,7 @@
 //                signal  a u64 word for the window, at `offset` (a multiple of 8)
 //                target  as a put, to the memory whose number is `token`
 //                mark    nothing; `offset` is a number that the receiver notes
-//                after   nothing; what follows waits until `offset` bytes came for targets on connection `token`
+//                after   nothing; what follows waits until `offset` bytes of puts came on connection `token`
 //
 // Little endian: both ends share a byte order or refuse each other in the hello, by its magic.
 #pragma once

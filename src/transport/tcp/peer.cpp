@@ -19,8 +19,7 @@ namespace {
 
 constexpr size_t kCopyBytes = 4096;                  // a put up to here is copied
 constexpr size_t kSendNowBytes = size_t{128} << 10;  // more than this does not wait for a signal
-constexpr size_t kSpreadBytes = size_t{64}
-                                << 10;  // a put to a target from here on takes any connection
+constexpr size_t kSpreadBytes = size_t{64} << 10;    // a put from here on takes any connection
 constexpr size_t kSealedBytes = size_t{256} << 10;
 // The bytes of a record that is sent. It is sealed within the nearest cache, and a receiver moves little of one that has
 // not come whole.
@@ -100,6 +99,10 @@ void TcpPeer::establish() {
   const std::scoped_lock lock(in_mutex_, out_mutex_);
   if (state() != State::kConnecting) return;
   state_.store(State::kUp, std::memory_order_release);
+  // What waits is on the first one, and may have a mark already.
+  for (size_t i = 1; i < streams_.size() && sent_mark_ != 0; ++i) {
+    queue_mark(streams_[i].get());
+  }
   send_queued();
 }
 
@@ -220,9 +223,9 @@ void TcpPeer::queue_whole(Queue&& queue) {
 }
 
 // Under out_mutex_. The one with the least to send, the first of those in turn.
-Stream* TcpPeer::stream_for(FrameKind kind, size_t bytes) {
+Stream* TcpPeer::stream_for(size_t bytes) {
   Stream* best = streams_.front().get();
-  if (kind != FrameKind::kTarget || bytes < kSpreadBytes || state() != State::kUp) return best;
+  if (bytes < kSpreadBytes || state() != State::kUp) return best;
   const auto load = [](const Stream& each) {
     return std::pair(each.out.unsent(), each.out.put_bytes);
   };
@@ -234,8 +237,8 @@ Stream* TcpPeer::stream_for(FrameKind kind, size_t bytes) {
 
 void TcpPeer::queue_put(FrameKind kind, uint64_t token, uint64_t offset, const std::byte* from,
                         size_t bytes) {
-  Outgoing& out = stream_for(kind, bytes)->out;
-  if (kind == FrameKind::kTarget) out.put_bytes += bytes;
+  Outgoing& out = stream_for(bytes)->out;
+  out.put_bytes += bytes;
   DataFrame frame;
   frame.kind = kind;
   frame.token = token;
@@ -264,6 +267,12 @@ void TcpPeer::queue_after() {
     encode_frame(frame, streams_[0]->out.queue.extend(kFrameHeaderBytes));
     out.told_bytes = out.put_bytes;
   }
+}
+
+// Under out_mutex_.
+void TcpPeer::queue_mark(Stream* stream) const {
+  const DataFrame frame{FrameKind::kMark, false, 0, 0, sent_mark_, 0};
+  encode_frame(frame, stream->out.queue.extend(kFrameHeaderBytes));
 }
 
 size_t TcpPeer::queued_bytes() const {
@@ -314,12 +323,11 @@ bool TcpPeer::quiesced(uint64_t number) {
   const std::lock_guard lock(out_mutex_);
   // One that is lost is sent none, and its own does not come either.
   if (sent_mark_ < number && check_up() == MEP_SUCCESS) {
-    const DataFrame frame{FrameKind::kMark, false, 0, 0, number, 0};
+    sent_mark_ = number;
     queue_whole([&] {
       queue_after();
-      encode_frame(frame, streams_[0]->out.queue.extend(kFrameHeaderBytes));
+      for (const auto& stream : streams_) queue_mark(stream.get());
     });
-    sent_mark_ = number;
     send_queued();
   }
   if (state() == State::kConnecting) {

@@ -6,7 +6,7 @@
 //     and is evidence against that peer.
 //   - After fence() nothing of the peer lands any more.
 //   - A signal or mark takes effect only after all that was put before it on any connection has landed: all but
-//     parts of large targets goes on the first connection, and a kAfter there says how much of the others comes first.
+//     large puts goes on the first connection, and a kAfter there says how much of the others comes first.
 // Locks: in_mutex_ for what is received, out_mutex_ for what is sent, both for the sockets themselves; in
 // this order. The windows and imports are guarded by the transport's lock, which every caller holds.
 #pragma once
@@ -176,10 +176,11 @@ class TcpPeer {
   // False: the connections have ended by it.
   [[nodiscard]] bool send_stream(Stream* stream);
   [[nodiscard]] bool seal_queued(Outgoing* out);
-  Stream* stream_for(FrameKind kind, size_t bytes);
+  Stream* stream_for(size_t bytes);
   void queue_put(FrameKind kind, uint64_t token, uint64_t offset, const std::byte* from,
                  size_t bytes);
   void queue_after();
+  void queue_mark(Stream* stream) const;
   template <typename Queue>
   void queue_whole(Queue&& queue);
   void forget_queued();
@@ -195,6 +196,7 @@ class TcpPeer {
   // Of the stream's buffer.
   Taken take(const WindowExports& exports, Stream* stream, size_t at, size_t count);
   Taken take_frame(const WindowExports& exports, Stream* stream, const DataFrame& frame);
+  Taken take_mark(Incoming* in, bool is_first, const DataFrame& frame);
   Taken take_target(Landing* landing, const DataFrame& frame, bool is_late);
   Taken take_after(const DataFrame& frame);
   static Taken take_signal(const DataFrame& frame, Window* window, const WindowExports& exports);
@@ -225,7 +227,7 @@ class TcpPeer {
   std::mutex in_mutex_;
   Targets targets_;
   Hold hold_;
-  // Until this mark has come the peer's frames are dropped. Relaxed: set by the control thread before it makes
+  // Until this mark has come on a connection the peer's frames there are dropped. Relaxed: set by the control thread before it makes
   // the connection.
   std::atomic<uint64_t> let_in_from_{0};
   // Release: what was put before the mark is there for who sees it.

@@ -36,12 +36,6 @@ bool TcpPeer::receive(const WindowExports& exports, size_t stream) {
     looks = std::max(looks, 1);  // no event tells of what is in the buffer
     active = read(exports, first, &looks) || active;
   }
-  for (const auto& each : streams_) {
-    if (each->trouble == nullptr || !first->socket.valid()) continue;
-    looks = kMaxLooks;
-    (void)read(exports, first, &looks);
-    fail_receiving(each->trouble, each->error);
-  }
   if (hold_.is_unwatched != (hold_.stream != 0)) watch_hold();
   return active;
 }
@@ -68,15 +62,13 @@ bool TcpPeer::read(const WindowExports& exports, Stream* stream, int* looks) {
   return active;
 }
 
-// Under in_mutex_ alone. What came on the first connection is still taken. A peer that leaves closes that one too.
+// Under in_mutex_ alone. What comes on the first connection is still taken: a peer that leaves closes that one too.
 void TcpPeer::end_receiving(Stream* stream, const char* reason, int error) {
   if (stream->number == 0) return fail_receiving(reason, error);
   const std::lock_guard lock(out_mutex_);
   stream->is_ended = true;
   events_->ignore_data(*stream);
-  if (error == 0 && stream->out.unsent() == 0) return;
-  stream->trouble = reason;
-  stream->error = error;
+  if (error != 0 || stream->out.unsent() != 0) fail_sending(reason, error);
 }
 
 // One look at the socket. False: nothing was there, or the connection has ended. *more: perhaps there
@@ -224,20 +216,13 @@ TcpPeer::Taken TcpPeer::take_frame(const WindowExports& exports, Stream* stream,
                                    const DataFrame& frame) {
   Landing& landing = stream->in.landing;
   landing.number = 0;
-  if (stream->number != 0) {
-    // It cannot be of before a mark: its target's number came to the peer by these connections.
-    if (frame.kind == FrameKind::kTarget) return take_target(&landing, frame, false);
+  const bool is_first = stream->number == 0;
+  if (frame.kind == FrameKind::kMark) return take_mark(&stream->in, is_first, frame);
+  if (!is_first && (frame.kind == FrameKind::kAfter || frame.kind == FrameKind::kSignal)) {
     return deny("it sent a frame on the wrong one of its connections");
   }
   if (frame.kind == FrameKind::kAfter) return take_after(frame);
-  if (frame.kind == FrameKind::kMark) {
-    if (frame.offset < marked_.load(std::memory_order_relaxed))
-      return deny("it sent a mark out of order");
-    marked_.store(frame.offset, std::memory_order_release);
-    return Taken::kAll;
-  }
-  const bool is_late =
-      marked_.load(std::memory_order_relaxed) < let_in_from_.load(std::memory_order_relaxed);
+  const bool is_late = stream->in.marked < let_in_from_.load(std::memory_order_relaxed);
   if (frame.kind == FrameKind::kTarget) return take_target(&landing, frame, is_late);
   std::shared_ptr<Window> window;
   if (!exports.find(frame.token, &window))
@@ -255,6 +240,14 @@ TcpPeer::Taken TcpPeer::take_frame(const WindowExports& exports, Stream* stream,
   landing.left = frame.bytes;
   landing.at = window == nullptr ? nullptr : window->data() + frame.offset;
   landing.window = std::move(window);
+  return Taken::kAll;
+}
+
+// That of the first one counts: all that was put before it is there.
+TcpPeer::Taken TcpPeer::take_mark(Incoming* in, bool is_first, const DataFrame& frame) {
+  if (frame.offset < in->marked) return deny("it sent a mark out of order");
+  in->marked = frame.offset;
+  if (is_first) marked_.store(frame.offset, std::memory_order_release);
   return Taken::kAll;
 }
 

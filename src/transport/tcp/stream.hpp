@@ -47,7 +47,7 @@ struct Outgoing {
   size_t sealed_bytes = 0;
   size_t sealed_sent = 0;
   bool is_blocked = false;
-  uint64_t put_bytes = 0;   // to targets, since the connection began
+  uint64_t put_bytes = 0;   // since the connection began
   uint64_t told_bytes = 0;  // of them, by the last kAfter
 
   size_t unsent() const { return queue.bytes() + sealed_bytes - sealed_sent; }
@@ -69,6 +69,7 @@ struct Incoming {
   size_t partial_bytes = 0;  // of a header that has not come whole
   Landing landing;
   uint64_t landed_bytes = 0;  // of puts, dropped ones too, since the connection began
+  uint64_t marked = 0;
 
   void land(size_t bytes) {
     landing.left -= bytes;
@@ -84,11 +85,8 @@ struct Incoming {
 
 struct Stream {
   UniqueFd socket;
-  size_t number = 0;      // of the peer's; the first one carries all but parts of large targets
+  size_t number = 0;      // of the peer's; the first one carries all but some of the large puts
   bool is_ended = false;  // the peer sends nothing more on it; changed under both mutexes
-  // Null, or why the pair ends by it; under in_mutex_.
-  const char* trouble = nullptr;
-  int error = 0;
   Outgoing out;
   Incoming in;
 };
