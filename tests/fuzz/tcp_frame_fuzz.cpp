@@ -71,6 +71,8 @@ void seeds(const Sink& sink) {
   put(sink, "signal", 0, buffer, mep::tcp::encode_frame(frame, buffer));
   frame = {mep::tcp::FrameKind::kMark, false, 0, 0, 3, 0};
   put(sink, "mark", 0, buffer, mep::tcp::encode_frame(frame, buffer));
+  frame = {mep::tcp::FrameKind::kAfter, false, 0, 1, 262144, 0};
+  put(sink, "after", 0, buffer, mep::tcp::encode_frame(frame, buffer));
   mep::tcp::encode_record_header(100, buffer);
   put(sink, "record", 1, buffer, mep::tcp::kRecordHeaderBytes);
   mep::tcp::Hello hello;

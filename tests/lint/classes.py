@@ -14,7 +14,7 @@ LARGE = {
     ("src/core/cuda/gpu_buffers.hpp", "GpuBuffers"): 24,
     ("src/core/ep/ep_buffer.hpp", "EpBuffer"): 42,
     ("src/core/membership/membership.hpp", "Membership"): 43,
-    ("src/transport/tcp/peer.hpp", "TcpPeer"): 30,
+    ("src/transport/tcp/peer.hpp", "TcpPeer"): 23,
     ("src/transport/verbs/peer.hpp", "Peer"): 23,
     ("src/transport/verbs/verbs_transport.hpp", "VerbsTransport"): 24,
 }

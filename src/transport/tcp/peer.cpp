@@ -99,7 +99,7 @@ void TcpPeer::establish() {
   const std::scoped_lock lock(in_mutex_, out_mutex_);
   if (state() != State::kConnecting) return;
   state_.store(State::kUp, std::memory_order_release);
-  // What waits is on the first one, and may have a mark already.
+  // The first one has all that waits, maybe with a mark.
   for (size_t i = 1; i < streams_.size() && sent_mark_ != 0; ++i) {
     queue_mark(streams_[i].get());
   }
@@ -258,7 +258,7 @@ void TcpPeer::queue_put(FrameKind kind, uint64_t token, uint64_t offset, const s
   }
 }
 
-// Under out_mutex_. What follows on the first connection takes effect after the puts that others have.
+// Under out_mutex_. All that follows on the first connection takes effect after the puts that others have.
 void TcpPeer::queue_after() {
   for (size_t i = 1; i < streams_.size(); ++i) {
     Outgoing& out = streams_[i]->out;

@@ -193,7 +193,7 @@ class TcpPeer {
   bool read_plain(const WindowExports& exports, Stream* stream, bool* more);
   bool read_sealed(const WindowExports& exports, Stream* stream, bool* more);
   void watch_hold();
-  // Of the stream's buffer.
+  // Takes bytes of the stream's buffer.
   Taken take(const WindowExports& exports, Stream* stream, size_t at, size_t count);
   Taken take_frame(const WindowExports& exports, Stream* stream, const DataFrame& frame);
   Taken take_mark(Incoming* in, bool is_first, const DataFrame& frame);

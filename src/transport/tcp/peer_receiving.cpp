@@ -1,4 +1,4 @@
-// What comes from a peer: see peer.hpp.
+// Takes the bytes that come from a peer: see peer.hpp.
 #include "transport/tcp/peer.hpp"
 
 #include <sys/socket.h>
@@ -47,7 +47,7 @@ void TcpPeer::watch_hold() {
   if (streams_[0]->socket.valid()) watch(*streams_[0]);
 }
 
-// What is there on one connection, and has not to wait. Whether something was.
+// Takes all that is there on one connection and need not wait. Whether something was.
 bool TcpPeer::read(const WindowExports& exports, Stream* stream, int* looks) {
   bool active = false;
   bool more = true;
@@ -62,7 +62,7 @@ bool TcpPeer::read(const WindowExports& exports, Stream* stream, int* looks) {
   return active;
 }
 
-// Under in_mutex_ alone. What comes on the first connection is still taken: a peer that leaves closes that one too.
+// Under in_mutex_ alone. The first connection is still read: a peer that leaves closes that one too.
 void TcpPeer::end_receiving(Stream* stream, const char* reason, int error) {
   if (stream->number == 0) return fail_receiving(reason, error);
   const std::lock_guard lock(out_mutex_);

@@ -21,7 +21,7 @@ namespace mep::tcp {
 constexpr size_t kBufferBytes = size_t{96} << 10;
 constexpr size_t kRecordOverhead = kRecordHeaderBytes + kRecordTagBytes;
 
-// Of a socket that has no room, or nothing to read.
+// The socket has no room, or nothing to read.
 inline bool is_retry(int error) {
   return error == EAGAIN || error == EWOULDBLOCK || error == ENOBUFS;
 }
