@@ -181,7 +181,8 @@ constexpr EnvVariable kTable[] = {
     {"MEP_IB_CACHE_MIB", "0",
      "MiB of callers' memory kept registered with HCAs; 0: puts from it are copied"},
     {"MEP_TCP_STREAMS", "1",
-     "TCP connections of a pair of ranks, 1 to 8; the lower number of both holds; large transfers are spread over them"},
+     "TCP connections of a pair of ranks, 1 to 8, that share large puts; the lower of both ranks "
+     "holds"},
     {"MEP_AUTHENTICATE", "0", "1 makes tcp authenticate its data between ranks of one host too"},
     {"MEP_ENCRYPT", "0", "1 makes tcp encrypt its data"},
     {"MEP_MAP", "1", "0 forbids mapped peer memory: put and signal only"},
