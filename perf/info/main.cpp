@@ -182,8 +182,9 @@ void print_help() {
       "  --location X  for this one alone: cpu, gpu:0, numa:0 or a PCI address\n"
       "  --queues      which adapters can execute queues that a GPU posts to, or what\n"
       "                they lack\n"
-      "  --recorder    which operations of this user's jobs on this host have not ended,\n"
-      "                which ranks have not begun them, and what to type to look at those\n"
+      "  --recorder    which operations of this user's jobs on this host have not\n"
+      "                ended, which ranks have not begun them, and what to type to\n"
+      "                look at those\n"
       "  --job NAME    of that job alone\n"
       "  --all         the files and the last records too; --json has all of them\n"
       "  FILE...       what files of MEP_FLIGHT_RECORDER say, not the running processes");
