@@ -20,13 +20,13 @@ using flight::Record;
 namespace {
 
 // False: no whole record that could be at that place.
-bool read_record(const std::byte* bytes, size_t place, Record* record) {
+bool read_record(const std::byte* bytes, size_t place, uint32_t records, Record* record) {
   std::array<uint64_t, flight::kWords> words;
   std::memcpy(words.data(), bytes, sizeof words);
   std::memcpy(record, bytes, sizeof *record);
   const auto kinds = static_cast<uint32_t>(flight::Kind::kCollectives) + kCollectiveCount;
   return words.back() == flight::check_of(words) && record->ticket != 0 &&
-         (record->ticket - 1) % flight::kRecords == place && record->kind != flight::Kind::kNone &&
+         (record->ticket - 1) % records == place && record->kind != flight::Kind::kNone &&
          static_cast<uint32_t>(record->kind) < kinds;
 }
 
@@ -49,7 +49,9 @@ bool parse_recorder(std::span<const std::byte> bytes, RecorderFile* file, std::s
     *problem = "is no file of MEP_FLIGHT_RECORDER";
     return false;
   }
-  if (file->header.version != flight::kVersion || file->header.records != flight::kRecords) {
+  const uint32_t records = file->header.records;
+  if (file->header.version != flight::kVersion ||
+      (records != flight::kFileRecords && records != flight::kMemoryRecords)) {
     *problem = "is of another version of MEP; read it with the mep_info of that one";
     return false;
   }
@@ -58,9 +60,9 @@ bool parse_recorder(std::span<const std::byte> bytes, RecorderFile* file, std::s
   if (file->pid == 0) file->pid = file->header.pid;
   bytes = bytes.subspan(sizeof file->header);
   static constexpr std::array<std::byte, sizeof(Record)> kEmpty{};
-  for (size_t place = 0; place < flight::kRecords && bytes.size() >= sizeof(Record); ++place) {
+  for (size_t place = 0; place < records && bytes.size() >= sizeof(Record); ++place) {
     Record record;
-    if (read_record(bytes.data(), place, &record)) {
+    if (read_record(bytes.data(), place, records, &record)) {
       make_printable(record.label.name);
       file->records.push_back(record);
     } else if (std::memcmp(bytes.data(), kEmpty.data(), sizeof(Record)) != 0) {
@@ -85,7 +87,7 @@ bool read_recorder(const std::string& path, RecorderFile* file, std::string* pro
     *problem = "is no regular file";
     return false;
   }
-  std::vector<std::byte> bytes(flight::kFileBytes);
+  std::vector<std::byte> bytes(flight::bytes_of(flight::kFileRecords));
   size_t done = 0;
   while (done < bytes.size()) {
     const ssize_t got =

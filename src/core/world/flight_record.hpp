@@ -15,7 +15,9 @@ namespace mep::flight {
 inline constexpr uint64_t kMagic = 0x44524f434552504d;  // "MPRECORD" in the file
 // Changes with the layout, and with the order of operations.def.
 inline constexpr uint32_t kVersion = 2;
-inline constexpr uint32_t kRecords = 4096;
+// The ring of a file, and that of a memfd, which is there by default: 16 KiB stay in a core's first cache.
+inline constexpr uint32_t kFileRecords = 4096;
+inline constexpr uint32_t kMemoryRecords = 128;
 inline constexpr char kMemoryName[] = "mep-flight-";
 
 enum class Kind : uint8_t {
@@ -60,7 +62,7 @@ struct Label {
 };
 
 struct Record {
-  uint64_t ticket;  // n-th of the rank, from 1, at place (n - 1) % kRecords; 0: none yet
+  uint64_t ticket;  // n-th of the rank, from 1, at place (n - 1) % Header::records; 0: none yet
   Label label;
   uint64_t channel;  // numbers of one channel are the same on all ranks, but for messages
   uint64_t epoch;
@@ -86,7 +88,9 @@ constexpr bool is_checked(size_t at) {
 inline constexpr size_t kWords = 16;
 static_assert(sizeof(Record) == kWords * 8 && std::is_trivially_copyable_v<Record>);
 
-inline constexpr size_t kFileBytes = sizeof(Header) + kRecords * sizeof(Record);
+constexpr size_t bytes_of(uint32_t records) {
+  return sizeof(Header) + records * sizeof(Record);
+}
 
 // The part of a word in a record's check, which is the exclusive or of these of all words before it that are checked.
 constexpr uint64_t share(uint64_t word, size_t at) {

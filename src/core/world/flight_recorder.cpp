@@ -61,14 +61,13 @@ int FlightRecorder::make_file(const std::string& path) {
   (void)unlink(path.c_str());
   file_.reset(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0644));
   if (!file_.valid()) return errno;
-  const int room = posix_fallocate(file_.get(), 0, flight::kFileBytes);
+  const int room = posix_fallocate(file_.get(), 0, bytes());
   if (room != 0) {
     (void)unlink(path.c_str());
     return room;
   }
   const int flags = MAP_SHARED | MAP_POPULATE;  // takes the page faults
-  void* const mapped =
-      mmap(nullptr, flight::kFileBytes, PROT_READ | PROT_WRITE, flags, file_.get(), 0);
+  void* const mapped = mmap(nullptr, bytes(), PROT_READ | PROT_WRITE, flags, file_.get(), 0);
   if (mapped == MAP_FAILED) return errno;
   header_ = static_cast<Header*>(mapped);
   return 0;
@@ -78,9 +77,9 @@ int FlightRecorder::make_file(const std::string& path) {
 mep_result_t FlightRecorder::make_memory(const std::string& job, uint32_t rank) {
   const std::string name =
       flight::kMemoryName + job.substr(0, sizeof header_->job - 1) + "-" + std::to_string(rank);
-  MEP_TRY(create_memfd(name.c_str(), flight::kFileBytes, &file_));
+  MEP_TRY(create_memfd(name.c_str(), bytes(), &file_));
   Mapping mapping;
-  MEP_TRY(Mapping::of(file_.get(), flight::kFileBytes, true, &mapping));
+  MEP_TRY(Mapping::of(file_.get(), bytes(), true, &mapping));
   header_ = reinterpret_cast<Header*>(mapping.release());
   return MEP_SUCCESS;
 }
@@ -97,7 +96,7 @@ void FlightRecorder::fill_header(const std::string& job, uint32_t rank) {
   header_->wall_ns =
       static_cast<uint64_t>(wall.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(wall.tv_nsec);
   header_->version = flight::kVersion;
-  header_->records = flight::kRecords;
+  header_->records = records_;
   header_->rank = rank;
   header_->pid = static_cast<uint32_t>(getpid());
   job.copy(header_->job, sizeof header_->job - 1);
@@ -108,7 +107,7 @@ void FlightRecorder::fill_header(const std::string& job, uint32_t rank) {
 FlightRecorder::~FlightRecorder() {
   if (header_ == nullptr) return;
   if (header_->pid == static_cast<uint32_t>(getpid())) header_->closed = 1;
-  unmap_memory(reinterpret_cast<std::byte*>(header_), flight::kFileBytes);
+  unmap_memory(reinterpret_cast<std::byte*>(header_), bytes());
 }
 
 // Every call pays for it: words from the lowest on, so that the caches see one stream.

@@ -57,12 +57,14 @@ class FlightRecorder {
   // Relaxed words: a reader trusts a record's check, and the words that it does not cover one by one.
   using Place = std::array<std::atomic<uint64_t>, flight::kWords>;
 
-  explicit FlightRecorder(bool is_exact) : is_exact_(is_exact) {}
+  explicit FlightRecorder(bool is_file)
+      : is_exact_(is_file), records_(is_file ? flight::kFileRecords : flight::kMemoryRecords) {}
+  size_t bytes() const { return flight::bytes_of(records_); }
   // 0, or errno.
   int make_file(const std::string& path);
   mep_result_t make_memory(const std::string& job, uint32_t rank);
   void fill_header(const std::string& job, uint32_t rank);
-  Place& place_of(uint64_t ticket) { return places_[(ticket - 1) % flight::kRecords]; }
+  Place& place_of(uint64_t ticket) { return places_[(ticket - 1) & (records_ - 1)]; }
   // Null: the ring has it no more.
   Place* find(uint64_t ticket);
   static void put(Place* place, size_t offset, uint64_t word);
@@ -71,7 +73,8 @@ class FlightRecorder {
 
   // A file has the times to the nanosecond; a memfd, which is there by default, those that cost little.
   const bool is_exact_;
-  UniqueFd file_;  // its lock says that the process lives
+  const uint32_t records_;  // of the ring; a power of two
+  UniqueFd file_;           // its lock says that the process lives
   flight::Header* header_ = nullptr;
   Place* places_ = nullptr;
   // Relaxed: it publishes nothing. On a line of its own, for all threads write it.
