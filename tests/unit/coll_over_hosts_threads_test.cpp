@@ -270,7 +270,8 @@ void test_traffic_is_counted(void**) {
     std::barrier together(size);
     with_placement(placement, report, [&](int rank, mep_comm_t comm, Report& found) {
       for (const Case& c : cases) {
-        COLL_OK(found, mep_barrier(comm, nullptr));
+        // In the second the relay sends what it owes the root of a long contribution.
+        for (int i = 0; i < 2; ++i) COLL_OK(found, mep_barrier(comm, nullptr));
         together.arrive_and_wait();
         if (rank == 0) TestNetwork::clear_counts();
         together.arrive_and_wait();
