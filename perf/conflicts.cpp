@@ -37,8 +37,8 @@ std::string find_conflict(const Options& options) {
   if (op.empty()) return "no operation is given; try mep_perf --help";
   if (is_queue_operation(op)) return find_queue_conflict(options);
   const bool is_recovery = is_recovery_operation(op);
-  const std::string recovery_conflict = is_recovery ? find_recovery_conflict(options) : "";
-  if (!recovery_conflict.empty()) return recovery_conflict;
+  std::string conflict = is_recovery ? find_recovery_conflict(options) : "";
+  if (!conflict.empty()) return conflict;
   if (options.has_queue_option) return "--warps, --size and --nic are for queue";
   if (!is_recovery && options.has_recovery_option) {
     return "--kills, --memory and --bytes are for recovery";

@@ -68,14 +68,14 @@ class Search {
   }
 
   void look_at(const std::string& path, Unreadable* process) {
-    static const std::string kWanted = std::string("/memfd:") + flight::kMemoryName;
+    const std::string wanted = std::string("/memfd:") + flight::kMemoryName;
     std::array<char, 512> target;
     const ssize_t length = readlink(path.c_str(), target.data(), target.size());
     if (length < 0) {
       note(process, std::strerror(errno), errno);
       return;
     }
-    if (!std::string_view(target.data(), static_cast<size_t>(length)).starts_with(kWanted)) return;
+    if (!std::string_view(target.data(), static_cast<size_t>(length)).starts_with(wanted)) return;
     struct stat about {};
     RecorderFile file;
     std::string problem;

@@ -121,8 +121,6 @@ mep_result_t resolve_counts(const mep_ep_config_t& config, EpShape* shape) {
     shape->local_experts = (shape->experts - 1) / shape->ranks + 1;  // the last ranks may have less
   }
   shape->layout = config.layout;
-  shape->flags = config.flags;
-  shape->on_loss = config.on_loss;
   shape->expert_alignment = config.expert_alignment != 0 ? config.expert_alignment : 1;
   shape->row_groups = shape->high_throughput() ? 1 : shape->local_experts;
   shape->row_k = shape->high_throughput() ? std::min(shape->top_k, shape->ranks) : shape->top_k;
@@ -294,6 +292,8 @@ mep_result_t resolve_ep_config(uint32_t rank, uint32_t ranks, const mep_ep_confi
   shape.rank = rank;
   shape.ranks = ranks;
   shape.timeout_ms = config.timeout_ms;
+  shape.flags = config.flags;
+  shape.on_loss = config.on_loss;
   MEP_TRY(check_enumerators(config));
   MEP_TRY(refuse_unbuilt(config, on_device));
   MEP_TRY(resolve_counts(config, &shape));
