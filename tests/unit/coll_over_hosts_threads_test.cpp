@@ -229,7 +229,13 @@ Traffic traffic_of(const std::string& placement, const Case& c) {
 void check_traffic(const std::string& placement, const Case& c, Report& found) {
   const Traffic best = traffic_of(placement, c);
   const auto number = [](uint64_t value) { return static_cast<unsigned long long>(value); };
-  if (TestNetwork::signals() != best.signals || TestNetwork::puts() != best.puts) {
+  // Where no ranks map each other a long contribution is acknowledged when ranks know that all have passed it.
+  const bool has_long = host_letters(placement).size() == placement.size();
+  const uint64_t acknowledged = has_long ? 2 * (placement.size() - 1) : 0;
+  const auto is_near = [&](uint64_t counted, uint64_t wanted) {
+    return counted >= wanted && counted <= wanted + acknowledged;
+  };
+  if (!is_near(TestNetwork::signals(), best.signals) || !is_near(TestNetwork::puts(), best.puts)) {
     found.add("%s on hosts %s: %llu puts and %llu signals, not %llu and %llu", describe(c).c_str(),
               placement.c_str(), number(TestNetwork::puts()), number(TestNetwork::signals()),
               number(best.puts), number(best.signals));
