@@ -1213,7 +1213,12 @@ enum {
    * same rows; topk_idx and topk_weights are not read, and no counts are exchanged. All ranks
    * replay the same dispatch, in the same membership: else MEP_ERR_INVALID_ARGUMENT. For a backward
    * pass. */
-  MEP_DISPATCH_REPLAY = 1u << 0
+  MEP_DISPATCH_REPLAY = 1u << 0,
+  /* With MEP_DISPATCH_REPLAY, in mep_dispatch alone: sends the routing and no rows, so that a handle
+   * that was combined, or whose buffer other dispatches have used, can be combined again. x is not
+   * read, the rows of the view are undefined, and recv_x, recv_scales and statistics must be NULL.
+   * 0.4 */
+  MEP_DISPATCH_NO_ROWS = 1u << 1
 };
 
 /* Options of a dispatch; a zero field is its default. A call reads the fields of what it does.

@@ -129,6 +129,7 @@ module mep_types
   integer(c_int32_t), parameter, public :: MEP_EP_NO_ROW_MEMORY = 1
   integer(c_int32_t), parameter, public :: MEP_EP_NO_COMBINE_MEMORY = 2
   integer(c_int32_t), parameter, public :: MEP_DISPATCH_REPLAY = 1
+  integer(c_int32_t), parameter, public :: MEP_DISPATCH_NO_ROWS = 2
   integer(c_int32_t), parameter, public :: MEP_COMBINE_RENORMALIZE = 1
 
   ! Handles. c_associated(comm%handle) tells whether there is one.

@@ -63,6 +63,8 @@ def work(comm, size, seed):
                 for owner in sorted({int(each) // per_rank for each in experts[token] if each >= 0}):
                     expected[token] += x[token] * np.float32(owner + 1)
             assert np.array_equal(out, expected)
+            handle.dispatch(replay=True)  # the routing alone
+            assert np.array_equal(handle.combine(y=y * np.float32(2)), expected * np.float32(2))
 
 
 class ThroughputTest(unittest.TestCase):

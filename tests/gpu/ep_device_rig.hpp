@@ -380,9 +380,9 @@ struct Group {
     synchronize();
   }
 
-  // early: counts are told before the rows are received.
+  // flags: MEP_DISPATCH_*. early: counts are told before the rows are received.
   mep_result_t dispatch(uint32_t i, uint32_t buffer, uint32_t tokens, Halves halves,
-                        bool replays = false, bool early = false) {
+                        uint32_t flags = 0, bool early = false) {
     Rank& r = ranks[i];
     DispatchTokens send;
     DispatchRows args;
@@ -390,9 +390,10 @@ struct Group {
     send.x = r.x;
     send.topk_idx = r.experts;
     send.topk_weights = r.weights;
-    if (replays) {
-      send.flags = MEP_DISPATCH_REPLAY;
-      send.x = r.replayed_x;
+    send.flags = flags;
+    const bool has_rows = (flags & MEP_DISPATCH_NO_ROWS) == 0;
+    if (flags != 0) {
+      send.x = has_rows ? r.replayed_x : nullptr;
       send.topk_idx = nullptr;
       send.topk_weights = nullptr;
     }
@@ -402,8 +403,8 @@ struct Group {
       if (!s.expanded) args.recv_topk_idx = r.topk_idx;
       args.recv_topk_weights = r.topk_weights;
     }
-    args.recv_x = r.recv_x;
-    args.recv_scales = s.has_scales() ? r.recv_scales : nullptr;
+    if (has_rows) args.recv_x = r.recv_x;
+    if (has_rows && s.has_scales()) args.recv_scales = r.recv_scales;
     args.src_info = r.src_info;
     args.recv_count = r.counts;
     args.layout_range = r.ranges;
@@ -440,15 +441,15 @@ struct Group {
 
   // One pair on every live rank; apart: send and receive called apart.
   void enqueue(uint32_t i, const Reference& ref, uint32_t buffer, bool apart, bool library_y,
-               bool replays = false) {
+               uint32_t flags = 0) {
     const uint32_t tokens = ref.inputs[i].tokens;
     if (!apart) {
-      need(dispatch(i, buffer, tokens, Halves::kBoth, replays), "mep_dispatch");
+      need(dispatch(i, buffer, tokens, Halves::kBoth, flags), "mep_dispatch");
       need(combine(i, buffer, Halves::kBoth, library_y), "mep_combine");
       return;
     }
-    const bool early = s.throughput && !replays && library_y;
-    need(dispatch(i, buffer, tokens, Halves::kSend, replays, early), "mep_dispatch send");
+    const bool early = s.throughput && flags == 0 && library_y;
+    need(dispatch(i, buffer, tokens, Halves::kSend, flags, early), "mep_dispatch send");
     GPU_CHECK(dispatch(i, buffer, tokens, Halves::kBoth) == MEP_ERR_BUSY, "dispatch in flight");
     need(dispatch(i, buffer, tokens, Halves::kReceive), "mep_dispatch receive");
     need(combine(i, buffer, Halves::kSend, library_y), "mep_combine send");

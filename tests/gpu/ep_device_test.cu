@@ -19,6 +19,17 @@ constexpr int kRounds = 3;
 constexpr int kReplays = 50;
 #endif
 
+// The routing without rows: what the replay before has left stays, but for the sums, which are made again.
+void combine_again(Group& group, const Reference& ref, uint32_t buffer, bool library_y) {
+  for (uint32_t i = 0; i < group.s.ranks; ++i) {
+    Rank& r = group.use(i);
+    cuda(cudaMemsetAsync(r.out, kPoison, ref.replayed[i].out.size(), r.stream));
+    group.enqueue(i, ref, buffer, false, library_y, MEP_DISPATCH_REPLAY | MEP_DISPATCH_NO_ROWS);
+  }
+  group.synchronize();
+  group.compare(ref.replayed, "MEP_DISPATCH_NO_ROWS");
+}
+
 // Other rows by the routing of a dispatch: after its combine and after none, eager and from a graph.
 void replays(Group& group, const Reference& ref) {
   group.upload(ref);
@@ -32,11 +43,12 @@ void replays(Group& group, const Reference& ref) {
       for (int round = 0; round < 3; ++round) {
         group.poison();
         for (uint32_t i = 0; i < group.s.ranks; ++i) {
-          group.enqueue(i, ref, buffer, apart, round == 1, true);
+          group.enqueue(i, ref, buffer, apart, round == 1, MEP_DISPATCH_REPLAY);
         }
         group.synchronize();
         group.compare(ref.replayed,
                       apart ? "MEP_DISPATCH_REPLAY, phases apart" : "MEP_DISPATCH_REPLAY");
+        combine_again(group, ref, buffer, round == 2);
       }
     }
   }
@@ -45,7 +57,8 @@ void replays(Group& group, const Reference& ref) {
     cudaGraph_t graph = nullptr;
     cuda(cudaStreamBeginCapture(group.use(i).stream, cudaStreamCaptureModeThreadLocal));
     group.enqueue(i, ref, 0, false, false);
-    group.enqueue(i, ref, 0, false, true, true);
+    group.enqueue(i, ref, 0, false, true, MEP_DISPATCH_REPLAY);
+    group.enqueue(i, ref, 0, false, false, MEP_DISPATCH_REPLAY | MEP_DISPATCH_NO_ROWS);
     cuda(cudaStreamEndCapture(group.ranks[i].stream, &graph));
     cuda(cudaGraphInstantiate(&graphs.emplace_back(), graph, 0));
     cuda(cudaGraphDestroy(graph));
@@ -56,7 +69,7 @@ void replays(Group& group, const Reference& ref) {
   for (const cudaGraphExec_t graph : graphs) cuda(cudaGraphExecDestroy(graph));
   const uint32_t tokens = ref.inputs[0].tokens;
   GPU_CHECK(group.dispatch(0, 0, tokens == kTokens ? tokens - 1 : tokens + 1, Halves::kBoth,
-                           true) == MEP_ERR_INVALID_ARGUMENT,
+                           MEP_DISPATCH_REPLAY) == MEP_ERR_INVALID_ARGUMENT,
             "a replay of other tokens");
 }
 
@@ -362,7 +375,7 @@ void refuses() {
   need(mep_ep_buffer_size(r.comm, &config, &size), "mep_ep_buffer_size");
   GPU_CHECK(size.window_bytes + size.private_bytes > uint64_t{2} * group.s.rows() * kHidden * 4,
             "size of windows");
-  GPU_CHECK(group.dispatch(0, 0, 1, Halves::kBoth, true) == MEP_ERR_INVALID_ARGUMENT,
+  GPU_CHECK(group.dispatch(0, 0, 1, Halves::kBoth, MEP_DISPATCH_REPLAY) == MEP_ERR_INVALID_ARGUMENT,
             "a replay in low latency");
   group.expect_no_failure("refusals");
   std::printf("  what is refused is refused\n");

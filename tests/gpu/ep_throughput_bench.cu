@@ -1,4 +1,4 @@
-// Times of high throughput's dispatch and combine, ranks as threads of this process, one on each GPU:
+// Times of high throughput's dispatch and combine, ranks as threads of this process, one on each GPU, or two on the only one:
 // ep_throughput_bench [TOKENS]. DeepSeek-V3's shape, also with expanded rows, uniform routing. Medians over all ranks of times between events
 // of one stream, so a rank's wait for the others counts.
 #include <algorithm>
@@ -18,10 +18,12 @@ constexpr int kRounds = 40, kWarmUp = 10;
 
 enum class Wire { kBf16, kFp8, kQuantized };  // kQuantized: bf16 input, e4m3 on the wire
 
+// Microseconds. routing: a replay without rows. pulled, pushed: combine of the library's y, of the caller's.
 struct Times {
-  float dispatch, replay, pulled,
-      pushed;  // microseconds; combine of the library's y, of the caller's
+  float dispatch, replay, routing, pulled, pushed;
 };
+constexpr uint32_t kTurns[] = {0, MEP_DISPATCH_REPLAY, MEP_DISPATCH_REPLAY | MEP_DISPATCH_NO_ROWS};
+constexpr size_t kTimed = 2 * std::size(kTurns);  // operations of a round
 
 float median(std::vector<float> values) {
   std::sort(values.begin(), values.end());
@@ -111,7 +113,7 @@ struct Bench {
     send.topk_weights = weights;
     if (wire == Wire::kFp8) send.x_scales = scales;
     sums.out = out;
-    std::vector<cudaEvent_t> events(4 * kRounds * 2);
+    std::vector<cudaEvent_t> events(kTimed * kRounds * 2);
     for (cudaEvent_t& event : events) cuda(cudaEventCreate(&event));
     size_t at = 0;
     const auto timed = [&](const auto& operation) {
@@ -120,9 +122,9 @@ struct Bench {
       cuda(cudaEventRecord(events[at++], stream));
     };
     for (int round = 0; round < kRounds; ++round) {
-      for (const bool pushes : {false, true}) {
-        send.flags = pushes ? MEP_DISPATCH_REPLAY : 0;
-        terms.y = pushes ? static_cast<void*>(y) : view.combine_input;
+      for (const uint32_t flags : kTurns) {
+        send.flags = flags;
+        terms.y = flags == MEP_DISPATCH_REPLAY ? static_cast<void*>(y) : view.combine_input;
         timed([&] {
           need(mep_test::dispatch_halves(handle, &send, &receive, stream), "mep_dispatch");
         });
@@ -132,11 +134,11 @@ struct Bench {
     }
     cuda(cudaStreamSynchronize(stream));
     need(mep_comm_async_result(comm), "an operation");
-    std::vector<float> times[4];
-    for (size_t i = kWarmUp * 8; i < events.size(); i += 2) {
+    std::vector<float> times[kTimed];
+    for (size_t i = kWarmUp * kTimed * 2; i < events.size(); i += 2) {
       float ms = 0;
       cuda(cudaEventElapsedTime(&ms, events[i], events[i + 1]));
-      times[i / 2 % 4].push_back(ms * 1e3f);
+      times[i / 2 % kTimed].push_back(ms * 1e3f);
     }
     for (const cudaEvent_t event : events) cuda(cudaEventDestroy(event));
     need(mep_ep_handle_destroy(handle), "mep_ep_handle_destroy");
@@ -147,7 +149,8 @@ struct Bench {
       cuda(cudaFree(memory));
     }
     cuda(cudaStreamDestroy(stream));
-    return {median(times[0]), median(times[2]), median(times[1]), median(times[3])};
+    return {median(times[0]), median(times[2]), median(times[4]), median(times[1]),
+            median(times[3])};
   }
 };
 
@@ -155,16 +158,19 @@ struct Bench {
 
 int main(int argc, char** argv) {
   if (!gpu_is_there()) return kSkipped;
-  const auto ranks = static_cast<uint32_t>(gpu_count());
+  const bool share = gpu_count() == 1;
+  const uint32_t ranks = share ? 2 : static_cast<uint32_t>(gpu_count());
   const auto tokens = static_cast<uint32_t>(argc > 1 ? std::atoi(argv[1]) : 4096);
-  std::printf("%u ranks, one a GPU, hidden %u, top-%u of %u, %u tokens a rank; medians of %d, us\n",
-              ranks, kHidden, kTopK, kExperts, tokens, kRounds - kWarmUp);
-  std::printf("%-10s %-8s %8s %10s %10s %14s %14s\n", "wire", "layout", "num_sms", "dispatch",
-              "replay", "combine pulled", "combine pushed");
+  std::printf("%u ranks, %s, hidden %u, top-%u of %u, %u tokens a rank; medians of %d, us\n", ranks,
+              share ? "two on one GPU" : "one a GPU", kHidden, kTopK, kExperts, tokens,
+              kRounds - kWarmUp);
+  std::printf("%-10s %-8s %8s %10s %10s %10s %14s %14s\n", "wire", "layout", "num_sms", "dispatch",
+              "replay", "routing", "combine pulled", "combine pushed");
   for (int i = 0; i < 6; ++i) {
     const Wire wire = std::array{Wire::kBf16, Wire::kFp8, Wire::kQuantized}[i % 3];
     const bool expanded = i >= 3;
-    for (const uint32_t num_sms : {24u, 96u, 0u}) {
+    for (const uint32_t num_sms : {24u, share ? 60u : 96u, 0u}) {
+      if (share && num_sms == 0) continue;  // kernels of both ranks have to run at one time
       const std::vector<mep_comm_t> comms = open_comms(ranks, true);
       std::vector<Times> times(ranks);
       in_threads(ranks, [&](uint32_t rank) {
@@ -177,9 +183,9 @@ int main(int argc, char** argv) {
         return median(all);
       };
       const char* name = wire == Wire::kBf16 ? "bf16" : wire == Wire::kFp8 ? "fp8" : "bf16 > fp8";
-      std::printf("%-10s %-8s %8u %10.1f %10.1f %14.1f %14.1f\n", name, expanded ? "expanded" : "",
-                  num_sms, of(&Times::dispatch), of(&Times::replay), of(&Times::pulled),
-                  of(&Times::pushed));
+      std::printf("%-10s %-8s %8u %10.1f %10.1f %10.1f %14.1f %14.1f\n", name,
+                  expanded ? "expanded" : "", num_sms, of(&Times::dispatch), of(&Times::replay),
+                  of(&Times::routing), of(&Times::pulled), of(&Times::pushed));
     }
   }
   return 0;

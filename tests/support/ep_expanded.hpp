@@ -159,6 +159,15 @@ class ExpandedRound {
     weights_ = c_.weights(rank_, routed_, false);
   }
 
+  // The routing of the last dispatch, and no rows: what is combined next is of `round`.
+  mep_result_t dispatch_again(uint64_t round) {
+    round_ = round;
+    mep_dispatch_options_t options;
+    mep_dispatch_options_defaults(&options);
+    options.flags = MEP_DISPATCH_REPLAY | MEP_DISPATCH_NO_ROWS;
+    return mep_dispatch(handle_, nullptr, nullptr, nullptr, tokens_, nullptr, &options, nullptr);
+  }
+
   // capacity: bytes of recv_x in memory of the caller; 0: for all rows that can come.
   mep_result_t dispatch(Halves halves, uint64_t capacity = 0) {
     DispatchTokens send;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""mep.deep_ep on tensors of GPUs, a GPU for each rank: the layers of the tests on hosts, whose tensors are copied to
-the GPU and back; and what only a GPU has: streams, events, graphs.
+"""mep.deep_ep and mep.nixl_ep on tensors of GPUs: the layers of the tests on hosts, whose tensors are copied to the GPU
+and back; and what only a GPU has: streams, events, graphs. Ranks share GPUs where there are fewer.
 """
 import os
 import signal
@@ -12,6 +12,7 @@ import deep_ep_normal_cases as normal_cases
 import deep_ep_normal_test as normal
 import deep_ep_test as low_latency
 import launch
+import nixl_ep_test as nixl
 from deep_ep_test import HIDDEN, MOST, TOP_K, begin, make_buffer
 
 
@@ -19,6 +20,7 @@ def use_gpu():
     import torch
     device = int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()
     torch.cuda.set_device(device)
+    low_latency.COLUMN = 4  # 16 bytes
     return torch.device("cuda", device)
 
 
@@ -65,52 +67,62 @@ def real(handle):
     return getattr(handle, "real", handle)
 
 
+class LowLatencyOnGpu:
+    """Calls of low latency with tensors of the host, made with the GPU's."""
+
+    def _answer(self, results, event, hook=None):
+        copies = Copies()
+        made = copies.of(results)
+        if hook is None:
+            event.current_stream_wait()
+            copies.fill()
+            return made, None
+
+        def hooked():
+            hook()
+            copies.fill()
+        return made, hooked
+
+    def _dispatch_low(self, call, x, topk_idx, *more, cumulative_local_expert_recv_stats=None, **named):
+        statistics = on_gpu(cumulative_local_expert_recv_stats)
+        found, count, handle, event, hook = call(
+            on_gpu(x), on_gpu(topk_idx), *more, cumulative_local_expert_recv_stats=statistics, **named)
+        (found, count, handle), waits = self._answer((found, count, handle), event, hook)
+
+        def receive():
+            if waits is not None:
+                waits()
+            if statistics is not None:
+                cumulative_local_expert_recv_stats.copy_(statistics)
+        if hook is None:
+            receive()
+        return found, count, handle, event, None if hook is None else receive
+
+    def _combine_low(self, call, x, topk_idx, topk_weights, handle, *, out=None, **named):
+        sums, event, hook = call(
+            on_gpu(x), on_gpu(topk_idx), on_gpu(topk_weights), real(handle), out=on_gpu(out), **named)
+        made, waits = self._answer(sums, event, hook)
+
+        def receive():
+            if waits is not None:
+                waits()
+            if out is not None:
+                out.copy_(made)
+        if hook is None:
+            receive()
+        return made if out is None else out, event, None if hook is None else receive
+
+
 def gpu_buffer():
     """A class like deep_ep.Buffer that takes and gives tensors of the host and works on the GPU's."""
     import mep.deep_ep
 
-    class GpuBuffer(mep.deep_ep.Buffer):
-        def _answer(self, results, event, hook=None):
-            copies = Copies()
-            made = copies.of(results)
-            if hook is None:
-                event.current_stream_wait()
-                copies.fill()
-                return made, None
+    class GpuBuffer(LowLatencyOnGpu, mep.deep_ep.Buffer):
+        def low_latency_dispatch(self, *given, **named):
+            return self._dispatch_low(super().low_latency_dispatch, *given, **named)
 
-            def hooked():
-                hook()
-                copies.fill()
-            return made, hooked
-
-        def low_latency_dispatch(self, x, topk_idx, *more, cumulative_local_expert_recv_stats=None, **named):
-            statistics = on_gpu(cumulative_local_expert_recv_stats)
-            found, count, handle, event, hook = super().low_latency_dispatch(
-                on_gpu(x), on_gpu(topk_idx), *more, cumulative_local_expert_recv_stats=statistics, **named)
-            (found, count, handle), waits = self._answer((found, count, handle), event, hook)
-
-            def receive():
-                if waits is not None:
-                    waits()
-                if statistics is not None:
-                    cumulative_local_expert_recv_stats.copy_(statistics)
-            if hook is None:
-                receive()
-            return found, count, handle, event, None if hook is None else receive
-
-        def low_latency_combine(self, x, topk_idx, topk_weights, handle, *, out=None, **named):
-            sums, event, hook = super().low_latency_combine(
-                on_gpu(x), on_gpu(topk_idx), on_gpu(topk_weights), real(handle), out=on_gpu(out), **named)
-            made, waits = self._answer(sums, event, hook)
-
-            def receive():
-                if waits is not None:
-                    waits()
-                if out is not None:
-                    out.copy_(made)
-            if hook is None:
-                receive()
-            return made if out is None else out, event, None if hook is None else receive
+        def low_latency_combine(self, *given, **named):
+            return self._combine_low(super().low_latency_combine, *given, **named)
 
         def get_next_low_latency_combine_buffer(self, handle):
             return super().get_next_low_latency_combine_buffer(real(handle))
@@ -457,14 +469,65 @@ def low_latency_sums(case, rank):
     return sums.to(torch.bfloat16)
 
 
+# --- mep.nixl_ep --------------------------------------------------------------------------------------------------
+
+def take_gpu_nixl():
+    import mep.nixl_ep
+    use_gpu()
+
+    class GpuBuffer(LowLatencyOnGpu, mep.nixl_ep.Buffer):
+        def dispatch(self, *given, **named):
+            return self._dispatch_low(super().dispatch, *given, **named)
+
+        def combine(self, *given, **named):
+            return self._combine_low(super().combine, *given, **named)
+
+        def get_next_combine_buffer(self, handle):
+            return super().get_next_combine_buffer(real(handle))
+
+    mep.nixl_ep.Buffer = GpuBuffer
+    nixl.refused = lambda *arguments: None  # on hosts, where values are looked at
+
+
+def rank_nixl_calls():
+    take_gpu_nixl()
+    nixl.rank_calls()
+
+
+def rank_nixl_elastic():
+    take_gpu_nixl()
+    nixl.rank_elastic()
+
+
+def rank_nixl_killed():
+    take_gpu_nixl()
+    nixl.rank_killed()
+
+
+def rank_nixl_masked():
+    take_gpu_nixl()
+    nixl.rank_masked()
+
+
 # --- The tests ---------------------------------------------------------------------------------------------------
 
 def gpus():
+    """Ranks of the tests: one for each GPU, from 2 to 4; 0 without a GPU."""
     try:
         import torch
     except ImportError:
         return 0
-    return min(torch.cuda.device_count(), 4) if torch.cuda.is_available() else 0
+    return min(max(torch.cuda.device_count(), 2), 4) if torch.cuda.is_available() else 0
+
+
+@unittest.skipIf(gpus() == 0, "no usable GPU")
+class NixlEpGpuTest(nixl.NixlEpTest):
+    def start(self, name, size):
+        return launch.start(__file__, "nixl_" + name, size, STORE_PORT=str(self.store.port))
+
+    def start_again(self, name, rank, size, folder, life):
+        return launch.start_one(__file__, "nixl_" + name, rank, size, folder, LIFE=str(life),
+                                STORE_PORT=str(self.store.port))
 
 
 @unittest.skipIf(gpus() == 0, "no usable GPU")
@@ -475,7 +538,6 @@ class DeepEpGpuTest(unittest.TestCase):
     def test_mooncake(self):
         launch.run(__file__, "mooncake", gpus())
 
-    @unittest.skipIf(gpus() < 2, "one GPU")
     def test_replaced(self):
         processes, folder = launch.start(__file__, "replaced", gpus())
         assert processes.pop().wait(launch.LIMIT_S) == -signal.SIGKILL

@@ -291,6 +291,9 @@ class NixlEpTest(unittest.TestCase):
     def start(self, name, size):
         return launch.start(__file__, name, size, STORE_PORT=str(self.store.port))
 
+    def start_again(self, name, rank, size, folder, life):
+        return launch.start_one(__file__, name, rank, size, folder, LIFE=str(life), STORE_PORT=str(self.store.port))
+
     def test_calls_on_2_ranks(self):
         launch.finish(*self.start("calls", 2))
 
@@ -304,8 +307,7 @@ class NixlEpTest(unittest.TestCase):
         processes, folder = self.start("killed", PLACES)
         for life in (1, 2):
             self.assertEqual(processes[1].wait(launch.LIMIT_S), -signal.SIGKILL)
-            processes[1] = launch.start_one(__file__, "killed", 1, PLACES, folder, LIFE=str(life),
-                                            STORE_PORT=str(self.store.port))
+            processes[1] = self.start_again("killed", 1, PLACES, folder, life)
         launch.finish(processes, folder)
 
     def test_masks(self):

@@ -31,6 +31,10 @@ void one_round(const ExpandedCase& c, int rank, ExpandedRound& buffer, uint64_t 
   if (apart) COLL_OK(report, buffer.combine(Halves::kSend));
   COLL_OK(report, buffer.combine(apart ? Halves::kReceive : Halves::kBoth));
   buffer.check_combined();
+  COLL_OK(report, buffer.dispatch_again(100 + round));
+  buffer.run_experts();
+  COLL_OK(report, buffer.combine(Halves::kBoth));
+  buffer.check_combined();
 }
 
 // A dispatch, and replays of it.
@@ -117,8 +121,17 @@ void refusals(void**) {
     COLL_CHECK(report,
                dispatch_halves(handle, &send, &receive, nullptr) == MEP_ERR_INVALID_ARGUMENT);
     COLL_CHECK(report, std::strstr(mep_last_error(), "exchanges no counts") != nullptr);
-    send.flags = 0;
     receive.later = false;
+    send.flags |= MEP_DISPATCH_NO_ROWS;
+    receive.statistics = indices.data();
+    COLL_CHECK(report,
+               dispatch_halves(handle, &send, &receive, nullptr) == MEP_ERR_INVALID_ARGUMENT);
+    COLL_CHECK(report, std::strstr(mep_last_error(), "statistics is given") != nullptr);
+    receive.statistics = nullptr;
+    COLL_CHECK(report,
+               dispatch_halves(handle, &send, nullptr, nullptr) == MEP_ERR_INVALID_ARGUMENT);
+    COLL_CHECK(report, std::strstr(mep_last_error(), "belongs to mep_dispatch,") != nullptr);
+    send.flags = 0;
     const uint16_t x[16] = {};
     const int64_t experts[2] = {1, 3};
     send.num_tokens = 1;

@@ -148,6 +148,16 @@ class Rank {
     return result;
   }
 
+  // The routing of the last dispatch, and no rows: what is combined next is of `round`.
+  mep_result_t dispatch_again(uint64_t round) {
+    round_ = round;
+    const uint32_t tokens = c_.ep.tokens(rank_, routed_);
+    mep_dispatch_options_t options;
+    mep_dispatch_options_defaults(&options);
+    options.flags = MEP_DISPATCH_REPLAY | MEP_DISPATCH_NO_ROWS;
+    return mep_dispatch(handle_, nullptr, nullptr, nullptr, tokens, nullptr, &options, nullptr);
+  }
+
   void check_received(int gone = -1) {
     const EpCase& ep = c_.ep;
     const std::vector<TokenRow> rows = c_.arrivals(rank_, routed_, gone);
@@ -303,6 +313,7 @@ void run_case(const ThroughputCase& c, int rank, mep_comm_t comm, bool delays, R
   };
   {
     Rank buffer(c, rank, ep, c.ep.buffers - 1, report);
+    Rank other(c, rank, ep, c.ep.buffers - 1, report);  // another handle of the same buffer
     uint64_t routed = 0;
     for (uint64_t round = 0; round < 8 && !report.bad(); ++round) {
       RandomStream plan = c.ep.stream(21, round);  // the same on all ranks
@@ -319,6 +330,13 @@ void run_case(const ThroughputCase& c, int rank, mep_comm_t comm, bool delays, R
       COLL_OK(report, buffer.combine(apart ? Halves::kSend : Halves::kBoth));
       pause();
       if (apart) COLL_OK(report, buffer.combine(Halves::kReceive));
+      buffer.check_combined();
+      if (plan.one_in(3)) COLL_OK(report, other.dispatch(50 + round, 50 + round, Halves::kBoth));
+      if (plan.one_in(2)) continue;
+      pause();
+      COLL_OK(report, buffer.dispatch_again(100 + round));
+      pause();
+      COLL_OK(report, buffer.combine(Halves::kBoth));
       buffer.check_combined();
     }
   }

@@ -117,6 +117,7 @@ MEP_EP_LOSS_IN_STEP = 3
 MEP_EP_NO_ROW_MEMORY = 1
 MEP_EP_NO_COMBINE_MEMORY = 2
 MEP_DISPATCH_REPLAY = 1
+MEP_DISPATCH_NO_ROWS = 2
 MEP_COMBINE_RENORMALIZE = 1
 
 # Handles are plain addresses; c_void_p as a result or field reads as int or None.

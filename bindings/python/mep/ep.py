@@ -349,14 +349,18 @@ class Handle(Unique):
         statistics, [E_local] int64 or int32, gets the rows of each local expert added, and wait_ns, [R] int64, the
         nanoseconds that this call waited for each rank. timeout_ms: of this call; 0: the object's. The last two are
         of calls that receive on host communicators.
-        replay, of high throughput: x goes where the handle's last dispatch went, without topk_idx.
+        replay, of high throughput: x goes where the handle's last dispatch went, without topk_idx. Without x the routing
+        goes alone, so that the handle can be combined again; the rows are undefined then.
         """
         ep, args, address = self._ep, _dispatch_options(), stream_address(stream)
         _check_phase(phase, wait_ns, timeout_ms)
         keep: list[Any] = []
         plain: list[Any] = []
         tokens = self._tokens
-        if phase != "receive":
+        if replay and x is None:
+            args.flags = _abi.MEP_DISPATCH_REPLAY | _abi.MEP_DISPATCH_NO_ROWS
+            plain = [None, None, None, tokens]
+        elif phase != "receive":
             routing = weights = None
             rows = self._rows(x, None if ep.row_bytes else ep.input_type, ep._row_width, "x", keep)
             tokens = rows[2]

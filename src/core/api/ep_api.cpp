@@ -93,6 +93,7 @@ struct Tokens {
 
 DispatchInput input_of(const Tokens& tokens, const mep_dispatch_options_t& options) {
   return {.replays = (options.flags & MEP_DISPATCH_REPLAY) != 0,
+          .has_rows = (options.flags & MEP_DISPATCH_NO_ROWS) == 0,
           .timeout_ms = options.timeout_ms,
           .topk_idx_type = options.topk_idx_type,
           .num_tokens = tokens.count,
@@ -247,7 +248,8 @@ mep_result_t dispatch(mep_ep_handle_t handle, Part part, const Tokens& tokens, m
   return call_on_buffer(
       handle, CallKind::kDispatch, sends, [&](EpBuffers& buffers, EpHandle& state) -> mep_result_t {
         mep_dispatch_options_t given;
-        MEP_TRY(read_options(options, "mep_dispatch_options_t", MEP_DISPATCH_REPLAY, &given));
+        MEP_TRY(read_options(options, "mep_dispatch_options_t",
+                             MEP_DISPATCH_REPLAY | MEP_DISPATCH_NO_ROWS, &given));
         if (given.reserved != 0) {
           return fail(MEP_ERR_INVALID_ARGUMENT,
                       "mep_dispatch_options_t.reserved is %#x, it must be 0; "
@@ -256,6 +258,10 @@ mep_result_t dispatch(mep_ep_handle_t handle, Part part, const Tokens& tokens, m
         }
         if (view != nullptr) MEP_TRY(view_of(handle->ep, state.buffer, view));
         const DispatchInput input = input_of(tokens, given);
+        if (!input.has_rows && (part == Part::kSend || part == Part::kCounts)) {
+          return fail(MEP_ERR_INVALID_ARGUMENT,
+                      "MEP_DISPATCH_NO_ROWS belongs to mep_dispatch, which sends and receives");
+        }
         const DispatchOutput output =
             part == Part::kCounts ? counts_of(given) : DispatchOutput{given};
         return buffers.dispatch(state, sends ? &input : nullptr,

@@ -76,6 +76,7 @@ mep_result_t EpBuffer::begin_dispatch(EpHandle& handle, const DispatchInput& inp
   router_.count(replays ? handle.routing : draft_);
   begin_operation(Stage::kDispatching, &handle);
   op_.replays = replays;
+  op_.has_rows = input.has_rows;
   if (!replays) std::swap(handle.routing, draft_);
   ++use_;
   handle.mark = dispatch_mark(op_.epoch, use_);
@@ -114,7 +115,7 @@ Step EpBuffer::step_send(const DispatchInput& input) {
     if (placed != MEP_SUCCESS) return hard_failure(placed);
     op_.phase = kRows;
   }
-  for (; op_.cursor < current_->routing.tokens; ++op_.cursor) {
+  for (; input.has_rows && op_.cursor < current_->routing.tokens; ++op_.cursor) {
     if (staged_ != 0 && staged_ == staging_rows_) {
       windows_.flush_puts();
       staged_ = 0;

@@ -16,6 +16,21 @@ mep_result_t check_counts(const EpShape& shape, const DispatchInput& input) {
               "MEP_DISPATCH_REPLAY: a replay exchanges no counts; call mep_dispatch_send");
 }
 
+mep_result_t check_has_no_rows(const DispatchOutput& output) {
+  const struct {
+    const void* memory;
+    const char* name;
+  } outputs[] = {{output.recv_x, "recv_x"},
+                 {output.recv_scales, "recv_scales"},
+                 {output.statistics, "statistics"}};
+  for (const auto& [memory, name] : outputs) {
+    if (memory == nullptr) continue;
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "%s is given, but no rows come with MEP_DISPATCH_NO_ROWS; it must be NULL", name);
+  }
+  return MEP_SUCCESS;
+}
+
 mep_result_t check_row_memory(const EpShape& shape, const DispatchOutput& output) {
   const char* missing = output.recv_x == nullptr ? "recv_x" : "recv_scales";
   const bool has_all =
@@ -44,6 +59,10 @@ mep_result_t check_dispatch_input(const EpShape& shape, const DispatchInput& inp
     return fail(MEP_ERR_INVALID_ARGUMENT, "MEP_DISPATCH_REPLAY belongs to MEP_EP_HIGH_THROUGHPUT");
   }
   MEP_TRY(check_topk_idx_type(input.topk_idx_type));
+  if (!input.has_rows) {
+    if (replays) return MEP_SUCCESS;
+    return fail(MEP_ERR_INVALID_ARGUMENT, "MEP_DISPATCH_NO_ROWS belongs to MEP_DISPATCH_REPLAY");
+  }
   const bool lacks_routing = input.topk_idx == nullptr && !replays;
   if (input.num_tokens != 0 && (input.x == nullptr || lacks_routing)) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "%s is NULL, but there are %u tokens",
@@ -92,7 +111,8 @@ mep_result_t check_replay(uint64_t routed_epoch, uint32_t routed_tokens, uint64_
 mep_result_t check_dispatch_output(const EpShape& shape, const mep_ep_view_t& view,
                                    const DispatchInput* input, const DispatchOutput& output) {
   if (output.counts_only) return check_counts(shape, *input);
-  MEP_TRY(check_row_memory(shape, output));
+  const bool has_rows = input == nullptr || input->has_rows;
+  MEP_TRY(has_rows ? check_row_memory(shape, output) : check_has_no_rows(output));
   if (output.token_range != nullptr && !shape.high_throughput()) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "token_range belongs to MEP_EP_HIGH_THROUGHPUT");
   }

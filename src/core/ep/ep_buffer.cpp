@@ -107,6 +107,7 @@ void EpBuffer::begin_operation(Stage stage, EpHandle* handle) {
   op_.finished = false;
   op_.agreed = false;
   op_.replays = false;
+  op_.has_rows = true;
   op_.overtaken = false;
   op_.result = MEP_SUCCESS;
   op_.text.clear();

@@ -51,6 +51,7 @@ struct EpOperation : OperationState<EpOperation> {
   bool sent = false;       // all that other ranks need from this one is with them
   bool agreed = false;     // see EpBuffer::agree_on_result()
   bool replays = false;    // a dispatch by the routing of an earlier one
+  bool has_rows = true;    // false: a replay of the routing alone
   bool overtaken = false;  // by a view change: the call is to begin it again
   std::string text;        // of an error; outputs may still have to be delivered
   TimeLimit limit;         // of its last call

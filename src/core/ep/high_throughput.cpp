@@ -103,9 +103,11 @@ void EpBuffer::copy_expanded(const DispatchOutput& outputs) {
   const size_t scale_bytes = shape_.scale_row_bytes();
   const auto total = static_cast<size_t>(expansion_.total());
   auto* const x = static_cast<std::byte*>(outputs.recv_x);
-  expansion_.spread(base + layout_.recv_x(0), row_bytes, x != nullptr ? x : expansion_.x(),
-                    row_bytes);
-  if (scale_bytes != 0) {
+  if (op_.has_rows) {
+    expansion_.spread(base + layout_.recv_x(0), row_bytes, x != nullptr ? x : expansion_.x(),
+                      row_bytes);
+  }
+  if (op_.has_rows && scale_bytes != 0) {
     auto* const scales = static_cast<std::byte*>(outputs.recv_scales);
     const size_t stride = outputs.recv_scales_token_stride_bytes;
     expansion_.spread(base + layout_.scales(0), scale_bytes,

@@ -29,8 +29,8 @@ struct DispatchOutputs {
 
 // Expanded: where rows go, and what the library keeps of them besides the caller.
 struct ExpandedOutputs {
-  std::byte* x;
-  std::byte* scales;  // null: rows have none
+  std::byte* x;       // null: no rows came
+  std::byte* scales;  // null: rows have none, or none came
   uint64_t scale_row_step;
   int32_t* tokens[2];
   float* weights[2];

@@ -116,6 +116,7 @@ struct DispatchArgs : EpBase, DispatchInputs, DispatchOutputs {
   const float* topk_weights;
   uint64_t recv_rows;  // that fit at recv_x
   uint32_t replays;
+  uint32_t has_rows;     // 0: a replay of the routing alone
   uint32_t arranges;     // tells what comes; it may receive that later
   uint32_t is_arranged;  // an earlier launch has told that
   uint32_t keeps_own;  // 0: this rank's rows for itself go straight to recv_x, those that fit there

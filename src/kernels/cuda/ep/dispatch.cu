@@ -57,6 +57,7 @@ DispatchArgs make_args(const EpLaunch& launch, const DispatchInput* send,
   const EpGeometry& g = launch.geometry;
   DispatchArgs a{};
   a.g = g;
+  a.has_rows = 1;
   a.memory = launch.memory;
   a.handle = launch.handle;
   a.test_delay = launch.test_delay;
@@ -68,6 +69,7 @@ DispatchArgs make_args(const EpLaunch& launch, const DispatchInput* send,
     a.tokens = send->num_tokens;
     a.topk_weights = send->topk_weights;
     a.replays = send->replays ? 1 : 0;
+    a.has_rows = send->has_rows ? 1 : 0;
     a.is_arranged = sends_late ? 1 : 0;
   }
   if (receive != nullptr) {
@@ -115,7 +117,8 @@ int ep_dispatch(const EpLaunch& launch, const DispatchInput* send, const Dispatc
   }
   if (error != cudaSuccess || a.receives == 0) return error;
   if (a.g.expanded.rows != 0) {
-    const ExpandedOutputs out = expanded_outputs(a.g, launch.memory.expanded, *receive);
+    ExpandedOutputs out = expanded_outputs(a.g, launch.memory.expanded, *receive);
+    if (a.has_rows == 0) out.x = out.scales = nullptr;
     return launch_expansion(a, out, launch.ctas, stream);
   }
   if (a.g.sizes.by_token != 0) {

@@ -144,7 +144,7 @@ __device__ inline void spread_row(const ExpandArgs& a, uint32_t row, uint32_t la
                  reinterpret_cast<const float*>(a.memory.window + g.topk_weights)[entry]);
       }
     }
-    uint32_t there = __ballot_sync(0xffffffffu, slot >= 0);
+    uint32_t there = __ballot_sync(0xffffffffu, slot >= 0 && a.out.x != nullptr);
     for (; there != 0; there &= there - 1) {
       const auto to = static_cast<uint32_t>(__shfl_sync(0xffffffffu, slot, __ffs(there) - 1));
       copy_row(a.out.x + uint64_t{to} * g.wire_row, rows + g.recv_x + uint64_t{row} * g.wire_row,
@@ -165,7 +165,7 @@ __device__ inline void pad_group(const ExpandArgs& a, uint32_t expert, uint32_t 
   uint32_t row = a.group_first()[expert] + a.local<uint32_t>(a.g.expert_rows)[expert] + warp;
   for (; row < end; row += warps) {
     std::byte* x = a.out.x + uint64_t{row} * a.g.wire_row;
-    for (uint32_t at = lane * 16; at < a.g.wire_row; at += kRowUnit) {
+    for (uint32_t at = lane * 16; a.out.x != nullptr && at < a.g.wire_row; at += kRowUnit) {
       *reinterpret_cast<uint4*>(x + at) = {0, 0, 0, 0};
     }
     if (a.out.scales != nullptr) {

@@ -210,6 +210,10 @@ struct RowCopy {
         scales(a.recv_scales),
         scale_row_step(a.recv_scales_row_step),
         scale_expert_step(a.recv_scales_expert_step) {
+    if (a.has_rows == 0) {
+      x = scales = nullptr;
+      return;
+    }
     const bool has_views = a.has_views() || a.g.sizes.by_token != 0;
     if (refused || x == nullptr) x = has_views ? a.memory.own + a.g.recv_x : nullptr;
     if (a.g.groups == 0 || (scales != nullptr && !refused)) return;

@@ -121,7 +121,8 @@ __device__ inline void send_throughput_rows(const Args& args) {
   const typename Codec::Source source(a);
   const uint32_t lane = threadIdx.x % kWarpThreads;
   TokenRows& rows = lists[threadIdx.x / kWarpThreads];
-  const uint32_t units = Codec::units(a.g);
+  // Without rows a token's one unit is what goes with them.
+  const uint32_t units = a.has_rows != 0 ? Codec::units(a.g) : 1;
   const uint64_t total = uint64_t{a.tokens} * units;
   const uint64_t warps = uint64_t{gridDim.x} * kEpWarps;
   const uint64_t index = uint64_t{threadIdx.x / kWarpThreads} * gridDim.x + blockIdx.x;
@@ -135,7 +136,7 @@ __device__ inline void send_throughput_rows(const Args& args) {
     if (unit == 0) send_topk(args, token, lane, rows, count);
     const auto last = static_cast<uint32_t>(min(uint64_t{units}, unit + (end - at)));
     at += last - unit;
-    for (; unit < last; unit += kAtOnce) {
+    for (; a.has_rows != 0 && unit < last; unit += kAtOnce) {
       typename Codec::Values values[kAtOnce];
 #pragma unroll
       for (uint32_t i = 0; i < kAtOnce; ++i) {

@@ -152,18 +152,36 @@ std::shared_ptr<HighThroughput::Spot> HighThroughput::send(
     }
     return mep_dispatch(handle, rows, routing, shares, tokens, nullptr, &options, stream);
   };
-  const Failure failure = run(owner, lane->ep, 0, [&] { return call_once(call); });
+  hold(spot.get(), run(owner, lane->ep, 0, [&] { return call_once(call); }));
+  if (is_new) use->spots.push_back(spot);
+  if (!is_on_gpu()) received->add_up();
+  return spot;
+}
+
+// After a dispatch to the spot's lane, which ended as `failure` says.
+void HighThroughput::hold(Spot* spot, const Failure& failure) {
+  Lane& lane = *spot->lane;
   if (!failure.exception.is_none()) {
     if (failure.has_begun) {
-      lane->holds = 0;
-      lane->began = ++dispatches_;
+      lane.holds = 0;
+      lane.began = ++dispatches_;
     }
     failure.raise_if_any();
   }
-  if (is_new) use->spots.push_back(spot);
-  lane->holds = spot->number = lane->began = ++dispatches_;
-  if (!is_on_gpu()) received->add_up();
-  return spot;
+  lane.holds = spot->number = lane.began = ++dispatches_;
+}
+
+// The routing alone, so that the spot can be combined again.
+void HighThroughput::send_routing(const py::object& owner, const Use& use, Spot* spot) {
+  const auto handle = address_of<mep_ep_handle_t>(spot->handle);
+  const auto tokens = static_cast<uint32_t>(use.topk_idx.size(0));
+  const auto call = [=](mep_stream_t stream) {
+    mep_dispatch_options_t options;
+    mep_dispatch_options_defaults(&options);
+    options.flags = MEP_DISPATCH_REPLAY | MEP_DISPATCH_NO_ROWS;
+    return mep_dispatch(handle, nullptr, nullptr, nullptr, tokens, nullptr, &options, stream);
+  };
+  hold(spot, run(owner, spot->lane->ep, 0, [&] { return call_once(call); }));
 }
 
 at::Tensor HighThroughput::make(at::IntArrayRef sizes, at::ScalarType type, bool zeros) const {
@@ -421,7 +439,7 @@ py::tuple HighThroughput::replay(const py::object& owner, const SharedUse& use, 
 // --- Combine ---------------------------------------------------------------------------------------------------
 
 // A lane that the rows of the handle can be combined from. Where later dispatches have used it, or the handle was
-// combined, its dispatch is done again with zeros.
+// combined, its routing is sent again; rows of another width than before are sent, as zeros.
 std::shared_ptr<HighThroughput::Spot> HighThroughput::ready(const py::object& owner, Use* use,
                                                             int64_t hidden) {
   std::shared_ptr<Spot> first;
@@ -430,14 +448,12 @@ std::shared_ptr<HighThroughput::Spot> HighThroughput::ready(const py::object& ow
     if (spot->is_held()) return spot;
     if (first == nullptr) first = spot;
   }
-  const int64_t sides = first != nullptr ? first->sides : 0;
-  const bool is_fp8 = sides != 0;
-  const int64_t tokens = use->topk_idx.size(0);
-  const auto options = at::TensorOptions(device());
-  Rows zeros{at::zeros({tokens, hidden * (is_fp8 ? 1 : 2)}, options.dtype(at::kByte))
-                 .view(type_of(is_fp8)),
-             {}};
-  if (is_fp8) zeros.scales = at::zeros({tokens, sides}, options.dtype(at::kInt));
+  if (first != nullptr) {
+    send_routing(owner, *use, first.get());
+    return first;
+  }
+  const auto options = at::TensorOptions(device()).dtype(at::kBFloat16);
+  const Rows zeros{at::zeros({use->topk_idx.size(0), hidden}, options), {}};
   const auto received = std::make_shared<Received>();
   received->awaited = false;
   return send(owner, use, zeros, std::nullopt, received);

@@ -114,6 +114,8 @@ class HighThroughput : public BufferCalls, public std::enable_shared_from_this<H
   std::shared_ptr<Spot> send(const py::object& owner, Use* use, const Rows& x,
                              const std::optional<at::Tensor>& weights,
                              const std::shared_ptr<Received>& received);
+  void send_routing(const py::object& owner, const Use& use, Spot* spot);
+  void hold(Spot* spot, const Failure& failure);
   void await(const Lane& lane, Received* received) const;
   // The rows of an early dispatch.
   void receive(const py::object& owner, const Spot& spot,
