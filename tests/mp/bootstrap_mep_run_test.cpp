@@ -7,12 +7,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -315,6 +317,59 @@ void lost_ranks_may_be_allowed(void**) {
   assert_int_equal(finish(job, &text), 128 + SIGINT);
 }
 
+// The others never end by themselves: where the option does nothing, --timeout gives status 124. 0.1 s
+void a_failure_may_end_the_others(void**) {
+  std::string text;
+  // Rank 1 fails once the others are up; its replacement, if one is started, fails at once.
+  const std::string rank_1_waits =
+      "if [ $MEP_RANK != 1 ]; then echo up$MEP_RANK; exec sleep 600; fi; "
+      "if [ \"$MEP_JOIN\" ]; then exit 6; fi; read go <\"$0\"; ";
+  const auto with = [&](std::vector<std::string> options, const std::string& end) {
+    char folder[] = "/tmp/mep-run-XXXXXX";
+    assert_non_null(mkdtemp(folder));
+    const std::string pipe = std::string(folder) + "/go";
+    assert_int_equal(mkfifo(pipe.c_str(), 0600), 0);
+    options.insert(options.begin(), {"-n", "3", "--timeout", "20"});
+    options.insert(options.end(), {"sh", "-c", rank_1_waits + end, pipe});
+    const Job job = launch(options);
+    std::string before = read_until(job, "up");
+    before += read_until(job, "up");
+    const int go = open(pipe.c_str(), O_WRONLY | O_CLOEXEC);
+    assert_int_equal(write(go, "go\n", 3), 3);
+    close(go);
+    const int status = finish(job, &text);
+    text = before + text;
+    unlink(pipe.c_str());
+    rmdir(folder);
+    return status;
+  };
+  for (const auto& [end, status] : {std::pair<std::string, int>{"exit 7", 7},
+                                    std::pair<std::string, int>{"kill -KILL $$", 128 + SIGKILL}}) {
+    assert_int_equal(with({"--end-on-failure"}, end), status);
+    assert_int_equal(count_of(text, "--end-on-failure: ending the other ranks\n"), 1);
+    assert_int_equal(count_of(text, "mep_run: rank "), 1);  // of the one that failed
+  }
+  // Losses that are allowed, and ranks that are replaced, are no failures; an exit is one.
+  assert_int_equal(
+      with({"--end-on-failure", "--respawn"}, "[ \"$MEP_JOIN\" ] && exit 6; kill -KILL $$"), 6);
+}
+
+void a_failed_rank_names_the_option(void**) {
+  std::string text;
+  const char* words = "; the others continue, --end-on-failure would end them\n";
+  const char* fails = "if [ $MEP_RANK = 1 ]; then kill -KILL $$; fi; read go; exit $MEP_RANK";
+  for (const std::vector<std::string>& options :
+       std::vector<std::vector<std::string>>{{}, {"--allow-failures", "1"}}) {
+    std::vector<std::string> all = {"-n", "2"};
+    all.insert(all.end(), options.begin(), options.end());
+    all.insert(all.end(), {"sh", "-c", fails});
+    const Job job = launch(all);
+    const std::string before = read_until(job, "SIGKILL)");
+    assert_int_equal(finish(job, &text), options.empty() ? 128 + SIGKILL : 0);
+    assert_int_equal(count_of(before + text, words), options.empty() ? 1 : 0);
+  }
+}
+
 // Without the size each host would make a world of its own.
 void hosts_that_meet_need_a_size(void**) {
   std::string text;
@@ -431,6 +486,8 @@ int main(int argc, char** argv) {
       cmocka_unit_test(a_death_takes_nobody_along),
       cmocka_unit_test(a_death_before_the_start_ends_it),
       cmocka_unit_test(lost_ranks_may_be_allowed),
+      cmocka_unit_test(a_failure_may_end_the_others),
+      cmocka_unit_test(a_failed_rank_names_the_option),
       cmocka_unit_test(hosts_that_meet_need_a_size),
       cmocka_unit_test(a_killed_rank_is_replaced),
       cmocka_unit_test(output_is_tagged_by_lines),

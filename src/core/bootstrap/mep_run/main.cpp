@@ -1,5 +1,5 @@
 // mep_run: starts the ranks of a job on this host, without MPI. The end of a rank, however it comes
-// about, does nothing to the others.
+// about, does nothing to the others, unless --end-on-failure asks for that.
 #include <signal.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
@@ -38,7 +38,7 @@ constexpr const char* kHelp =
     "Starts N ranks of a MEP job on this host. Each finds its rank, the size and the\n"
     "job's name in its environment (MEP_RANK, MEP_SIZE, MEP_JOB, MEP_LOCAL_RANK), and\n"
     "what torch.distributed reads (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,\n"
-    "MASTER_ADDR, MASTER_PORT). A rank that dies takes nobody with it.\n"
+    "MASTER_ADDR, MASTER_PORT). When a rank fails, the others continue.\n"
     "\n"
     "  -n N            number of ranks here\n"
     "  --size N        number of ranks of the world, when other hosts have more of\n"
@@ -49,6 +49,8 @@ constexpr const char* kHelp =
     "  --allow-failures N\n"
     "                  exit with 0 although signals killed up to N ranks, if all\n"
     "                  others succeed\n"
+    "  --end-on-failure\n"
+    "                  when a rank fails, end the others: SIGTERM, 5 s later SIGKILL\n"
     "  --timeout S     end all ranks after S seconds; the exit status is then 124\n"
     "  --tag-output    put \"[RANK] \" before each line of output\n"
     "  --version       of MEP\n"
@@ -65,6 +67,7 @@ constexpr const char* kHelp =
 struct RunOptions {
   ProcessGroup::Options group;
   bool respawn = false;
+  bool end_on_failure = false;
   uint64_t allowed_losses = 0;
   uint64_t timeout_s = 0;  // 0: none
 };
@@ -142,6 +145,8 @@ bool take_options(int argc, char** argv, RunOptions* options, Numbers* numbers, 
     }
     if (name == "--respawn") {
       options->respawn = true;
+    } else if (name == "--end-on-failure") {
+      options->end_on_failure = true;
     } else if (name == "--tag-output") {
       options->group.tag_output = true;
     } else {
@@ -298,14 +303,21 @@ class Run {
   }
 
  private:
-  void say_how_it_ended(const ProcessGroup::Exit& exit) const {
-    std::fprintf(stderr, "mep_run: rank %d (pid %d) %s\n", group_.world_rank(exit.rank), exit.pid,
-                 text_of_wait_status(exit.wait_status).c_str());
+  void say_how_it_ended(const ProcessGroup::Exit& exit) {
+    // One line says it, and none where an option has said what a lost rank is to do to the others.
+    const bool names_option = !said_option_ && !stopping_ && !options_.end_on_failure &&
+                              !options_.respawn && options_.allowed_losses == 0 &&
+                              group_.running() > 0;
+    said_option_ = said_option_ || names_option;
+    std::fprintf(stderr, "mep_run: rank %d (pid %d) %s%s\n", group_.world_rank(exit.rank), exit.pid,
+                 text_of_wait_status(exit.wait_status).c_str(),
+                 names_option ? "; the others continue, --end-on-failure would end them" : "");
   }
   void on_exit(const ProcessGroup::Exit& exit) {
     int code = 0;
     if (WIFSIGNALED(exit.wait_status)) {
       const int signal = WTERMSIG(exit.wait_status);
+      if (ends_others_ && signal == SIGTERM) return;  // by end_others()
       say_how_it_ended(exit);
       if (try_respawn(exit.rank)) return;
       code = 128 + signal;
@@ -313,6 +325,7 @@ class Run {
       if (!stopping_) {
         ++lost_;
         if (status_ == 0) status_ = code;
+        if (lost_ > options_.allowed_losses) end_others();
         return;
       }
     } else {
@@ -326,6 +339,7 @@ class Run {
     }
     if (status_ == 0) status_ = code;
     if (status_without_losses_ == 0) status_without_losses_ = code;
+    end_others();
   }
 
   // Whether a rank that exited with 0 had left the job cannot be seen from here; the others' errors name it.
@@ -368,8 +382,24 @@ class Run {
     }
   }
 
+  // on_limit() kills the ranks that are still there after the grace.
+  void end_all() {
+    stopping_ = true;
+    grace_begun_ = true;
+    group_.signal_all(SIGTERM);
+    limit_ = Deadline::after_ms(kGraceMs);
+  }
+
+  // After a failure.
+  void end_others() {
+    if (!options_.end_on_failure || stopping_ || group_.running() == 0) return;
+    std::fprintf(stderr, "mep_run: --end-on-failure: ending the other ranks\n");
+    ends_others_ = true;
+    end_all();
+  }
+
   void on_limit() {
-    if (timed_out_) {
+    if (grace_begun_) {
       group_.signal_all(SIGKILL);
       limit_ = Deadline::never();
       return;
@@ -377,9 +407,7 @@ class Run {
     std::fprintf(stderr, "mep_run: %llu s are over: ending all ranks\n",
                  static_cast<unsigned long long>(options_.timeout_s));
     timed_out_ = true;
-    stopping_ = true;
-    group_.signal_all(SIGTERM);
-    limit_ = Deadline::after_ms(kGraceMs);
+    end_all();
   }
 
   const RunOptions& options_;
@@ -387,8 +415,11 @@ class Run {
   ProcessGroup group_;
   Deadline limit_ = Deadline::never();
   std::vector<int> respawns_;
-  bool stopping_ = false;  // told to end: nobody is started again
+  bool stopping_ = false;     // told to end: nobody is started again
+  bool grace_begun_ = false;  // all have got SIGTERM; limit_ is when they get SIGKILL
   bool timed_out_ = false;
+  bool ends_others_ = false;  // because one has failed
+  bool said_option_ = false;
   std::vector<int32_t> left_early_;  // ranks that exited with 0
   bool told_who_was_gone_ = false;
   uint64_t lost_ = 0;  // ranks that a signal killed and nobody replaced
