@@ -51,7 +51,7 @@ mep_result_t EagerRing::relay(const Operation& operation) {
   if (acts_as_leader_ && batch_sent_ != operation.seq) MEP_TRY(send_batch(operation, true));
   MEP_TRY(take_batches(operation));
   if (!acts_as_leader_) return MEP_SUCCESS;
-  if (host_acknowledged_ < last_.is_long) note_roots(operation.seq);
+  if (host_acknowledged_ < last_.long_or_failed) note_roots(operation.seq);
   return relay_acknowledgements();
 }
 
@@ -233,11 +233,7 @@ uint64_t EagerRing::passed_by(uint32_t peer) const {
 mep_result_t EagerRing::relay_acknowledgements() {
   uint64_t lowest = passed_;
   for (const uint32_t peer : host_peers_) lowest = std::min(lowest, passed_by(peer));
-  // After a long operation in time for its root, whose other ranks acknowledge at different operations.
-  const bool is_due_to_root =
-      lowest > host_acknowledged_ && host_acknowledged_ < last_.is_long &&
-      (lowest >= host_acknowledged_ + kLongUses / 2 || lowest >= last_.is_long);
-  const bool is_due = lowest >= host_acknowledged_ + depth_ / 2 || is_due_to_root;
+  const bool is_due = lowest >= due_at(host_acknowledged_);
   if (is_due && has_relay_) {
     for (const uint32_t peer : host_peers_) {
       MEP_TRY(

@@ -25,7 +25,7 @@ void EagerRing::restart(uint64_t epoch, uint64_t next, const std::vector<uint32_
   all_signalled_ = next;
   passed_ = next - 1;
   last_.posted = next - 1;
-  last_.is_long = next - 1;
+  last_.long_or_failed = next - 1;
   std::fill(std::begin(last_.in_area), std::end(last_.in_area), next - 1);
   entered_.assign(size_, next);
   set_targets();
@@ -69,9 +69,10 @@ mep_result_t EagerRing::show_call(const Operation& operation) {
 // the slots of seq, and no peer may have written to them again by then.
 mep_result_t EagerRing::acknowledge(const Operation& operation) {
   passed_ = operation.seq - 1;
-  if (operation.is_long || operation.result != MEP_SUCCESS) last_.is_long = operation.seq;
-  const uint64_t every = last_.is_long < all_signalled_ ? depth_ / 2 : kLongUses / 2;
-  if (operation.seq - all_signalled_ < every) return MEP_SUCCESS;
+  if (operation.is_long || operation.result != MEP_SUCCESS) {
+    last_.long_or_failed = operation.seq;
+  }
+  if (passed_ < due_at(all_signalled_ - 1)) return MEP_SUCCESS;
   const uint64_t word = acknowledgement(operation.epoch, passed_);
   for (const uint32_t peer : targets_) {
     MEP_TRY((*remotes_)[peer].signal(acknowledgement_offset(rank_), word));

@@ -38,10 +38,10 @@
 //
 // Where no ranks map each other, a root's contribution may be long: its word is in the slot, and its data in the root's
 // long area seq % kLongUses. The root uses an area again when all have passed the operation that was in it. So that it
-// learns this in time, ranks acknowledge every kLongUses / 2 operations until all know that they have passed the last
-// long one.
+// learns this in time, ranks acknowledge every kLongUses / 2 operations, and once they have passed the last long one.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -173,14 +173,13 @@ class EagerRing {
   // Whether what was retained of an operation belongs to the same call as this rank's.
   static bool same_call(const RetainedOperation& retained, uint32_t fingerprint);
   // At the end of an operation by which the peers do not learn how far this rank is: not all of them waited
-  // for it, or it failed before it waited for all. Every depth / 2 operations it sends an acknowledgement, after a
-  // long or failed one every kLongUses / 2: to others a failed one may have been long.
+  // for it, or it failed before it waited for all. Sends an acknowledgement when it is due.
   [[nodiscard]] mep_result_t acknowledge(const Operation& operation);
   // The same for a root. All others wait for its contribution, which is the acknowledgement.
   void acknowledge_as_root(const Operation& operation) {
     passed_ = operation.seq - 1;
     all_signalled_ = operation.seq;
-    if (operation.is_long) last_.is_long = operation.seq;
+    if (operation.is_long) last_.long_or_failed = operation.seq;
   }
 
   // --- Several hosts, or a relay (the user's thread, eager_relay.cpp) ---
@@ -258,6 +257,12 @@ class EagerRing {
            ((seq % depth_) * size_ + group.ranks_before) * slot_bytes_;
   }
   bool look_for_acknowledgements(uint64_t seq);
+  // The receivers of acknowledgements know that this rank, or host, has passed `known`: when it has passed which operation
+  // they must hear of it, in time for the oldest use that one of them may wait for.
+  uint64_t due_at(uint64_t known) const {
+    if (last_.long_or_failed <= known) return known + depth_ / 2;
+    return std::min(last_.long_or_failed, known + kLongUses / 2);
+  }
   // Contributions before seq of ranks of this host that take themselves for the root where this rank does not.
   void note_roots(uint64_t seq);
   void set_targets();
@@ -293,9 +298,8 @@ class EagerRing {
   uint64_t first_ = 1;          // first seq of the epoch
   uint64_t passed_by_all_ = 0;  // every live rank has passed this seq, as far as this rank knows
   struct {
-    uint64_t posted = 0;  // this rank's last contribution that has gone to all
-    uint64_t is_long =
-        0;  // the last operation that was long, or failed and may have been for others
+    uint64_t posted = 0;               // this rank's last contribution that has gone to all
+    uint64_t long_or_failed = 0;       // operation: to others a failed one may have been long
     uint64_t in_area[kLongUses] = {};  // by long area of this rank
   } last_;                             // seq
   uint64_t all_signalled_ = 0;         // every live peer knows that this rank has entered this seq
