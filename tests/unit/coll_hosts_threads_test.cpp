@@ -147,8 +147,10 @@ uint64_t relay_messages(const Case& c, uint64_t size) {
   return size == 2 ? 2 : 2 * (size - 1);
 }
 
-// A large one that fits two sections: each entry goes behind data for that rank, and stands for its "posted".
+// A large one that fits two sections: each entry goes behind data for that rank, and stands for its "posted". To a root
+// that is the relay as well, which sends all entries back; then "finished".
 uint64_t large_messages(const Case& c, uint64_t size) {
+  if (c.facts().is_rooted) return 4 * (size - 1);
   const uint64_t pairs = size * (size - 1);
   const uint64_t reduced = c.kind == Kind::k_allreduce ? pairs : 0;
   return pairs + reduced + relay_messages(c, size);
@@ -169,6 +171,8 @@ void test_relay_is_counted(void**) {
           cases.push_back({Kind::k_allgather, MEP_UINT8, MEP_SUM, 100'000, 0, false, 7});
           cases.push_back({Kind::k_alltoall, MEP_UINT8, MEP_SUM, 100'000, 0, false, 7});
           cases.push_back({Kind::k_allreduce, MEP_FLOAT32, MEP_SUM, 25'000, 0, false, 7});
+          cases.push_back({Kind::k_gather, MEP_UINT8, MEP_SUM, 100'000, 0, false, 7});
+          cases.push_back({Kind::k_reduce, MEP_FLOAT32, MEP_SUM, 25'000, 0, false, 7});
           for (const Case& c : cases) {
             COLL_OK(found, mep_barrier(comm, nullptr));
             together.arrive_and_wait();

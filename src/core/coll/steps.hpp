@@ -252,10 +252,20 @@ Step move_and_finish(Collectives& comm, Operation& operation, Move&& move) {
   return Step::kDone;
 }
 
-// Where entries go to each rank: what post() can post of the first chunks goes before.
+// An entry goes straight to each rank that gets data, at least: to all, or to a root that is the relay.
+inline bool enters_at_receivers(const Collectives& comm, const Operation& operation) {
+  const CollectiveType& type = type_of(operation);
+  const HostGroups& groups = comm.eager().groups();
+  return operation.enters_directly ||
+         (type.is_rooted && !type.only_root_gives() && !type.has_counts &&
+          groups.all().size() == 1 &&
+          groups.own().leader() == static_cast<uint32_t>(operation.args.root));
+}
+
+// There what post() can post of the first chunks goes before the entry.
 template <typename Post>
 Step post_before_entry(Collectives& comm, Operation& operation, Post&& post) {
-  if (!operation.enters_directly) return Step::kDone;
+  if (!enters_at_receivers(comm, operation)) return Step::kDone;
   const PostingScope posting = comm.posting();
   if (!posting.allowed()) return Step::kPending;
   operation.chunk_entered = Pipeline::kRing;
