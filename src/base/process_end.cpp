@@ -18,20 +18,8 @@
 namespace mep {
 namespace {
 
-// O_EXCL in Linux 6.9's pidfd.h.
-constexpr unsigned kPidfdThread = O_EXCL;
 // PF_EXITING in Linux's sched.h; proc(5) gives the flags in field 9 of stat.
 constexpr unsigned kExiting = 4;
-
-UniqueFd pidfd_open(pid_t id, unsigned flags) {
-#ifdef SYS_pidfd_open
-  return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, id, flags)));  // close-on-exec
-#else
-  (void)id;
-  (void)flags;
-  return {};
-#endif
-}
 
 // Linux lists this many threads in one piece (getdents64 of 32 KiB). Between pieces it may skip a thread.
 constexpr uint32_t kMostThreads = 1000;
@@ -63,10 +51,25 @@ size_t read_of(pid_t process, const char* thread, const char* file, char* text, 
   return got > 0 ? static_cast<size_t>(got) : 0;
 }
 
+// Whether the thread still has the process's memory, as far as Linux says. Unlike a read of its stat, the question does not keep that
+// memory: if this process let it go last, it would have to tear it down.
+bool has_memory(pid_t process, const char* thread) {
+  std::array<char, 320> path;
+  std::snprintf(path.data(), path.size(), "/proc/%d/task/%s/exe", static_cast<int>(process),
+                thread);
+  char byte = 0;
+  return readlink(path.data(), &byte, 1) >= 0;
+}
+
 }  // namespace
 
 UniqueFd open_pidfd(pid_t process) {
-  return pidfd_open(process, 0);
+#ifdef SYS_pidfd_open
+  return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, process, 0)));  // close-on-exec
+#else
+  (void)process;
+  return {};
+#endif
 }
 
 long pid_behind(int fd) {
@@ -83,23 +86,9 @@ long pid_behind(int fd) {
   return pid;
 }
 
-ThreadPidfds open_thread_pidfds(pid_t process, std::span<const std::string_view> names) {
-  ThreadPidfds found;
-  size_t count = 0;
-  (void)each_thread(process, [&](const char* thread) {
-    std::array<char, 64> line;
-    const size_t bytes = read_of(process, thread, "comm", line.data(), line.size());
-    const std::string_view name(line.data(), bytes == 0 ? 0 : bytes - 1);  // without its newline
-    if (std::find(names.begin(), names.end(), name) != names.end()) {
-      found[count++] = pidfd_open(static_cast<pid_t>(std::atoi(thread)), kPidfdThread);
-    }
-    return count < found.size();
-  });
-  return found;
-}
-
 bool all_threads_exit(pid_t process) {
   return each_thread(process, [process](const char* thread) {
+    if (has_memory(process, thread)) return false;
     std::array<char, 512> stat;
     // Linux ends the list at a thread that ends while it is listed, so a thread that is gone proves nothing of the
     // others.

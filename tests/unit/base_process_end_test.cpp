@@ -10,10 +10,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
 #include <atomic>
 #include <cerrno>
-#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -126,45 +124,18 @@ bool becomes_readable(int fd) {
   return poll(&wanted, 1, kLimitMs) == 1;
 }
 
-constexpr std::array<std::string_view, 2> kNames = {"mep-a", "mep-b"};
-
-size_t count(const mep::ThreadPidfds& threads) {
-  return static_cast<size_t>(threads[0].valid()) + static_cast<size_t>(threads[1].valid());
-}
-
-void needs_thread_pidfds() {
-  const Process process({"mep-a"});
-  if (count(mep::open_thread_pidfds(process.pid(), kNames)) == 0) skip();
-}
-
-void threads_are_found_by_their_names(void**) {
-  needs_thread_pidfds();
-  const Process process({"mep-a", "mep-ab", "mep-b", "mep-b", "other"});
-  assert_int_equal(count(mep::open_thread_pidfds(process.pid(), kNames)), 2);
-  assert_int_equal(count(mep::open_thread_pidfds(process.pid(), {kNames.data(), 1})), 1);
-  constexpr std::string_view kNone = "mep-";
-  assert_int_equal(count(mep::open_thread_pidfds(process.pid(), {&kNone, 1})), 0);
-}
-
 void end_of_a_thread_is_no_end_of_the_process(void**) {
-  needs_thread_pidfds();
   const Process process({"mep-a"});
-  const mep::ThreadPidfds threads = mep::open_thread_pidfds(process.pid(), kNames);
-  assert_int_equal(count(threads), 1);
   assert_false(mep::all_threads_exit(process.pid()));
   process.end_one_thread();
-  assert_true(becomes_readable(threads[0].get()));
   for (int look = 0; look < 100; ++look) assert_false(mep::all_threads_exit(process.pid()));
 }
 
 void killed_process_has_ended(void**) {
-  needs_thread_pidfds();
   const Process process({"mep-a", "mep-b"});
-  const mep::ThreadPidfds threads = mep::open_thread_pidfds(process.pid(), kNames);
   const mep::UniqueFd whole = mep::open_pidfd(process.pid());
   assert_int_equal(mep::pid_behind(whole.get()), process.pid());
   kill(process.pid(), SIGKILL);
-  assert_true(becomes_readable(threads[0].get()) && becomes_readable(threads[1].get()));
   assert_true(becomes_readable(whole.get()));
   assert_true(mep::all_threads_exit(process.pid()));  // nobody has waited for it
 }
@@ -209,7 +180,6 @@ void look_that_fails_says_nothing(void**) {
 
 void process_that_is_not_there_says_nothing(void**) {
   assert_false(mep::all_threads_exit(0x3fffffff));
-  assert_int_equal(count(mep::open_thread_pidfds(0x3fffffff, kNames)), 0);
   assert_int_equal(mep::pid_behind(-1), -1);
 }
 
@@ -217,7 +187,6 @@ void process_that_is_not_there_says_nothing(void**) {
 
 int main() {
   const CMUnitTest tests[] = {
-      cmocka_unit_test(threads_are_found_by_their_names),
       cmocka_unit_test(end_of_a_thread_is_no_end_of_the_process),
       cmocka_unit_test(killed_process_has_ended),
       cmocka_unit_test(look_without_descriptors_says_nothing),

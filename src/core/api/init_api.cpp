@@ -169,6 +169,7 @@ mep_result_t mep_comm_init(const mep_comm_config_t* config, mep_comm_t* comm) {
     SelfDescription self;
     MEP_TRY(make_identity(static_cast<uint32_t>(resolved.rank), &self.identity));
     MEP_TRY(transports.make_offer(&self.offer));
+    self.death_page = DeathPage::create();
     Mesh mesh;
     MEP_TRY(bootstrap_mesh(resolved, self, &mesh));
     Opening opening;

@@ -259,6 +259,7 @@ mep_result_t try_to_join(const mep_comm_config_t& given, ResolvedConfig config,
   SelfDescription self;
   MEP_TRY(make_identity(static_cast<uint32_t>(config.rank), &self.identity));
   MEP_TRY(transports.make_offer(&self.offer));
+  self.death_page = DeathPage::create();
   Mesh mesh;
   MEP_FAILPOINT("join begin");
   MEP_TRY(bootstrap_join(config, self, deadline, &mesh));

@@ -15,6 +15,7 @@
 #include "core/bootstrap/control_link.hpp"
 #include "core/membership/config.hpp"
 #include "mep.h"
+#include "transport/death_words.hpp"
 #include "transport/transport.hpp"
 
 namespace mep {
@@ -59,7 +60,8 @@ enum class ConfigUse { kStart, kJoin, kThreads };
 // A rank's statement about itself to each peer when they connect, beside size, version and job.
 struct SelfDescription {
   PeerIdentity identity;
-  std::vector<std::byte> offer;  // transports' addresses, opaque here; at most 4096 bytes
+  std::vector<std::byte> offer;           // transports' addresses, opaque here; at most 4096 bytes
+  std::shared_ptr<DeathPage> death_page;  // for peers on this host; null: none
 };
 
 struct PeerLink {
@@ -67,6 +69,7 @@ struct PeerLink {
   std::vector<std::byte> offer;
   UniqueFd
       pidfd;  // readable once the peer's process has ended; invalid: not available (same process)
+  UniqueFd death_page;  // of a peer with a pidfd; invalid: it gave none
   std::unique_ptr<ControlLink> link;
   PeerSession session;
 };

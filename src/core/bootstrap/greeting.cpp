@@ -59,7 +59,7 @@ mep_result_t Greeting::send_proof(ControlLink* link) {
 
 mep_result_t Greeting::send_details(ControlLink* link) {
   if (is_remote_) link->seal_output(std::move(sealer_));
-  return link->send(kDetailsFrame, encode_details(own_details_));
+  return mep::send_details(link, own_details_, is_remote_);
 }
 
 mep_result_t Greeting::take_hello(Frame* frame, Step* step) {
@@ -107,6 +107,7 @@ mep_result_t Greeting::take(ControlLink* link, Frame* frame, Step* step) {
     if (!decode_details(frame->payload, &peer_details_)) {
       return fail(MEP_ERR_DENIED, "malformed details");
     }
+    if (!frame->fds.empty()) death_page_ = std::move(frame->fds.front());
     state_ = State::kDone;
     *step = Step::kDone;
     return MEP_SUCCESS;
@@ -143,6 +144,7 @@ PeerLink make_peer_link(std::unique_ptr<ControlLink> link, Greeting* greeting,
   peer.identity = greeting->hello().identity;
   peer.offer = std::move(greeting->details().offer);
   peer.pidfd = adopt_pidfd(greeting->hello(), self, &greeting->fds(), credentials);
+  if (peer.pidfd.valid()) peer.death_page = greeting->take_death_page();
   peer.session = greeting->session();
   peer.link = std::move(link);
   peer.link->limit_payload(kMaxMessageBytes);

@@ -49,7 +49,8 @@ class Greeting {
   bool answered() const { return state_ >= State::kProof; }
   Hello& hello() { return peer_hello_; }
   Details& details() { return peer_details_; }
-  std::vector<UniqueFd>& fds() { return fds_; }  // that came with the hello
+  std::vector<UniqueFd>& fds() { return fds_; }                  // that came with the hello
+  UniqueFd take_death_page() { return std::move(death_page_); }  // that came with the details
   const PeerSession& session() const { return keys_.session(); }
 
  private:
@@ -75,6 +76,7 @@ class Greeting {
   Hello peer_hello_;
   Details peer_details_;
   std::vector<UniqueFd> fds_;
+  UniqueFd death_page_;
 };
 
 // A connection whose other end has not said yet who it is.

@@ -29,6 +29,16 @@ std::string version_text(uint32_t version) {
          std::to_string(version % 100);
 }
 
+// With the descriptor, unless it is -1 or the kernel's limit of those in flight of one user is reached.
+mep_result_t send_with(ControlLink* link, uint16_t type, std::span<const std::byte> payload,
+                       int fd) {
+  if (fd >= 0) {
+    const mep_result_t sent = link->send(type, payload, std::span<const int>(&fd, 1));
+    if (sent != MEP_ERR_NO_MEMORY) return sent;
+  }
+  return link->send(type, payload);
+}
+
 }  // namespace
 
 Hello make_hello(HelloKind kind, const ResolvedConfig& config, const SelfDescription& self) {
@@ -104,13 +114,14 @@ mep_result_t decode_hello(std::span<const std::byte> payload, Hello* hello) {
 
 mep_result_t send_hello(ControlLink* link, std::span<const std::byte> hello, bool is_remote) {
   const UniqueFd self = is_remote ? UniqueFd() : open_pidfd(getpid());
-  if (self.valid()) {
-    const int fd = self.get();
-    const mep_result_t sent = link->send(kHelloFrame, hello, std::span<const int>(&fd, 1));
-    // The kernel limits the descriptors in flight of one user. Without one the receiver opens a pidfd by pid.
-    if (sent != MEP_ERR_NO_MEMORY) return sent;
-  }
-  return link->send(kHelloFrame, hello);
+  // Without it the receiver opens a pidfd by pid.
+  return send_with(link, kHelloFrame, hello, self.get());
+}
+
+mep_result_t send_details(ControlLink* link, const Details& details, bool is_remote) {
+  const bool gives = !is_remote && details.death_page != nullptr;
+  return send_with(link, kDetailsFrame, encode_details(details),
+                   gives ? details.death_page->fd() : -1);
 }
 
 std::vector<std::byte> encode_details(const Details& details) {

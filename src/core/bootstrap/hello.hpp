@@ -77,9 +77,12 @@ std::vector<std::byte> encode_hello(const Hello& hello);
 struct Details {
   std::vector<NetAddress> addresses;  // of its listener for other hosts; empty: it has none
   std::vector<std::byte> offer;
+  std::shared_ptr<DeathPage> death_page;  // own: its descriptor goes to peers on this host; or null
 };
 std::vector<std::byte> encode_details(const Details& details);
 bool decode_details(std::span<const std::byte> payload, Details* details);
+// Sends details, to a peer on this host with the death page.
+[[nodiscard]] mep_result_t send_details(ControlLink* link, const Details& details, bool is_remote);
 
 // Checks what both sides of a link must agree on; `who` names the peer in the text.
 [[nodiscard]] mep_result_t check_hello(const Hello& hello, const Hello& own,

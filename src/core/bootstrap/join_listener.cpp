@@ -51,6 +51,7 @@ JoinListener::JoinListener(int listener, const ResolvedConfig& config, const Sel
   state_->self = self;
   state_->gate = gate != nullptr ? std::move(gate) : std::make_shared<Gate>();
   state_->gate->details.offer = self.offer;
+  state_->gate->details.death_page = self.death_page;
   state_->epoll.reset(epoll_create1(EPOLL_CLOEXEC));
   for (const int fd :
        {listener, state_->gate->network_listener.get(), state_->gate->places->fd()}) {

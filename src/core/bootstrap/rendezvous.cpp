@@ -221,6 +221,7 @@ mep_result_t make_rendezvous(const ResolvedConfig& config, const SelfDescription
   MEP_TRY(prepare_crypto());
   MEP_TRY(gate->secret.load(config.secret_file));
   gate->details.offer = self.offer;
+  gate->details.death_page = self.death_page;
   StoreMeeting meeting;
   meeting.name = config.job;
   std::string where = config.rendezvous;

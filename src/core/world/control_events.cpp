@@ -15,6 +15,7 @@ void ControlThread::read_link(uint32_t slot) {
 }
 
 bool ControlThread::take_frame(uint32_t slot, Frame& frame) {
+  change_->dying().watch(slot);
   if (frame.type < kFirstWorldFrame) return take_last_words(slot, frame);
   switch (frame.type) {
     case kFrameWindow:
@@ -24,7 +25,6 @@ bool ControlThread::take_frame(uint32_t slot, Frame& frame) {
     case kFrameRow:
       return take_row(slot, frame);
     case kFrameHeartbeat:
-      change_->dying().watch(slot);
       membership_->on_heartbeat(slot, peers_[slot].identity.incarnation);
       return true;
     case kFrameCatchUp:

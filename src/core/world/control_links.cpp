@@ -75,26 +75,11 @@ void ControlLinks::watch_transports() {
 }
 
 void ControlLinks::unwatch_process(uint32_t slot) {
-  unwatch_threads(slot);
   if (peers_[slot].pidfd.valid()) unwatch(peers_[slot].pidfd.get());
 }
 
-void ControlLinks::watch_threads(uint32_t slot) {
-  for (const UniqueFd& thread : peers_[slot].thread_pidfds) {
-    // Without the watch the end is seen a little later.
-    if (thread.valid()) (void)watch(thread.get(), Source::kThread, slot);
-  }
-}
-
-void ControlLinks::unwatch_threads(uint32_t slot) {
-  for (UniqueFd& thread : peers_[slot].thread_pidfds) {
-    if (thread.valid()) unwatch(thread.get());
-    thread.reset();
-  }
-}
-
 void ControlLinks::wait(int wait_ms, FunctionRef<void(uint32_t)> readable,
-                        FunctionRef<void(uint32_t)> ended, FunctionRef<void(uint32_t)> dying) {
+                        FunctionRef<void(uint32_t)> ended) {
   std::array<epoll_event, 64> events;
   const int count =
       epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait_ms);
@@ -113,9 +98,6 @@ void ControlLinks::wait(int wait_ms, FunctionRef<void(uint32_t)> readable,
         break;
       case Source::kProcess:
         ended(slot);
-        break;
-      case Source::kThread:
-        dying(slot);
         break;
       case Source::kDoor:
       case Source::kTransport:

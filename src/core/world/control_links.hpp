@@ -34,16 +34,11 @@ class ControlLinks {
   [[nodiscard]] mep_result_t watch_door(int fd);
   // Those that have come since.
   void watch_transports();
-  // The peer's thread_pidfds, which unwatch_threads() closes.
-  void watch_threads(uint32_t slot);
-  void unwatch_threads(uint32_t slot);
   // Before the pidfd is closed.
   void unwatch_process(uint32_t slot);
 
-  // `readable`: something has come from the slot, or its link ended. `ended`: its process has. `dying`: one of
-  // its threads has.
-  void wait(int wait_ms, FunctionRef<void(uint32_t)> readable, FunctionRef<void(uint32_t)> ended,
-            FunctionRef<void(uint32_t)> dying);
+  // `readable`: something has come from the slot, or its link ended. `ended`: its process has.
+  void wait(int wait_ms, FunctionRef<void(uint32_t)> readable, FunctionRef<void(uint32_t)> ended);
   // Gives what has come to `take`, which returns false for what is no valid frame, and after which the link may be
   // gone. False: it is to be dropped.
   bool read(uint32_t slot, FunctionRef<bool(Frame&)> take);
@@ -60,7 +55,7 @@ class ControlLinks {
   void end_all();
 
  private:
-  enum class Source : uint32_t { kRequests, kLink, kProcess, kThread, kDoor, kTransport };
+  enum class Source : uint32_t { kRequests, kLink, kProcess, kDoor, kTransport };
   bool watch(int fd, Source source, uint32_t slot);
   void unwatch(int fd);
 

@@ -40,7 +40,10 @@ mep_result_t ControlThread::start(const membership::View* joining, UniqueFd list
   change_.emplace(config_, peers_, *membership_, links_, participants_, *joiners_, windows_);
   leaving_.emplace(peers_, *membership_, links_, participants_);
   closings_.emplace(peers_, *membership_, links_, participants_, windows_);
-  for (uint32_t slot = 0; slot < peers_.count(); ++slot) MEP_TRY(links_.watch_peer(slot));
+  for (uint32_t slot = 0; slot < peers_.count(); ++slot) {
+    MEP_TRY(links_.watch_peer(slot));
+    change_->dying().watch(slot);
+  }
   MEP_TRY(joiners_->open_door(config_, std::move(listener), std::move(gate)));
   links_.watch_transports();
   view_.publish(membership_->view_ptr());
@@ -141,8 +144,7 @@ void ControlThread::round() {
   const bool at_once = std::exchange(again_, false) || stopping_.load(std::memory_order_relaxed);
   links_.wait(
       at_once ? 0 : wait_ms(), [this](uint32_t slot) { read_link(slot); },
-      [this](uint32_t slot) { process_ended(slot, true); },
-      [this](uint32_t slot) { change_->dying().note_thread_end(slot); });
+      [this](uint32_t slot) { process_ended(slot, true); });
   change_->dying().check(*membership_, [this](uint32_t slot) { process_ended(slot, false); });
   requests_.run();
   tick();

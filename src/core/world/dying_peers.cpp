@@ -2,8 +2,8 @@
 
 #include <sys/types.h>
 
-#include <array>
-#include <string_view>
+#include <bit>
+#include <utility>
 
 #include "base/process_end.hpp"
 #include "mep.h"
@@ -11,31 +11,19 @@
 namespace mep {
 namespace {
 
-constexpr uint32_t kMostSlots = 64;
-// Threads that run as long as the world does.
-constexpr std::array<std::string_view, 3> kThreadNames = {"mep-control", "mep-progress",
-                                                          "mep-requests"};
 constexpr uint32_t kLongestMs = 1000;
 
 }  // namespace
 
 DyingPeers::DyingPeers(WorldPeers& peers, ControlLinks& links)
-    : watches_(peers.count() <= kMostSlots), peers_(peers), links_(links) {}
+    : peers_(peers), watch_(peers.self().death_page, [&links] { links.ring(); }) {}
 
+// A page has a word for each slot of a world of up to DeathPage::kWords.
 void DyingPeers::watch(uint32_t slot) {
   WorldPeer& peer = peers_[slot];
-  if (peer.watched_incarnation == peer.identity.incarnation || !watches_) return;
-  peer.watched_incarnation = peer.identity.incarnation;
-  const long pid = peer.pidfd.valid() ? pid_behind(peer.pidfd.get()) : 0;
-  if (pid <= 0) return;
-  peer.thread_pidfds = open_thread_pidfds(static_cast<pid_t>(pid), kThreadNames);
-  links_.watch_threads(slot);
-}
-
-void DyingPeers::note_thread_end(uint32_t slot) {
-  links_.unwatch_threads(slot);
-  peers_[slot].watched_incarnation = 0;  // again with its next heartbeat, if there is one
-  look_at(slot);
+  if (!peer.death_page.valid()) return;
+  const UniqueFd page = std::move(peer.death_page);
+  watch_.watch(slot, page.get(), peers_.self_slot());
 }
 
 void DyingPeers::look_at(uint32_t slot) {
@@ -45,6 +33,9 @@ void DyingPeers::look_at(uint32_t slot) {
 
 void DyingPeers::check(const membership::Membership& membership,
                        FunctionRef<void(uint32_t)> ended) {
+  for (uint64_t marked = watch_.take(); marked != 0; marked &= marked - 1) {
+    look_at(static_cast<uint32_t>(std::countr_zero(marked)));
+  }
   if (dying_.empty()) return;
   const membership::SlotSet dying = dying_;
   dying.each([&](uint32_t slot) {

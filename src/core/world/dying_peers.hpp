@@ -1,8 +1,7 @@
-// Sees the end of a peer's process on this host before the kernel has torn its memory down: base/process_end.hpp.
+// Sees the end of a peer's process on this host before the kernel has torn its memory down.
 //
-// A thread that has ended, or the control link, says only that it is worth looking. Linux tells of threads from 6.9 on;
-// they are not watched where descriptors are scarce. Kernels of the process run on until the driver has seen its end:
-// WorldPeers::lingering().
+// A mark in the peer's death page (transport/death_words.hpp), or the end of the control link, says only that it is worth looking:
+// base/process_end.hpp. Kernels of the process run on until the driver has seen its end: WorldPeers::lingering().
 #pragma once
 
 #include <cstdint>
@@ -13,6 +12,7 @@
 #include "core/membership/slot_set.hpp"
 #include "core/world/control_links.hpp"
 #include "core/world/world_peers.hpp"
+#include "transport/death_words.hpp"
 
 namespace mep {
 
@@ -22,9 +22,8 @@ class DyingPeers {
   DyingPeers(const DyingPeers&) = delete;
   DyingPeers& operator=(const DyingPeers&) = delete;
 
-  // Looks for the peer's threads, once an incarnation: a heartbeat has come from them.
+  // Watches the process that is in the slot, if it has given a page; to be called with its first frame.
   void watch(uint32_t slot);
-  void note_thread_end(uint32_t slot);
   void note_link_end(uint32_t slot) { look_at(slot); }
   // Whether check() is to be called soon.
   bool any() const { return !dying_.empty(); }
@@ -34,11 +33,10 @@ class DyingPeers {
  private:
   void look_at(uint32_t slot);
 
-  const bool watches_;
   WorldPeers& peers_;
-  ControlLinks& links_;
   membership::SlotSet dying_;  // worth looking at
   Deadline until_ = Deadline::never();
+  DeathWatch watch_;
 };
 
 }  // namespace mep

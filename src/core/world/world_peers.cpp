@@ -67,6 +67,7 @@ WorldPeer& WorldPeers::take_in(PeerLink* link) {
   peer.identity = link->identity;
   peer.link = std::move(link->link);
   peer.pidfd = std::move(link->pidfd);
+  peer.death_page = std::move(link->death_page);
   peer.session = link->session;
   return peer;
 }

@@ -31,8 +31,7 @@ struct WorldPeer {
   PeerIdentity identity;
   std::shared_ptr<ControlLink> link;  // null: none now
   UniqueFd pidfd;
-  ThreadPidfds thread_pidfds;        // see DyingPeers
-  uint64_t watched_incarnation = 0;  // whose threads were looked for
+  UniqueFd death_page;  // until DyingPeers watches it; invalid: there is none
   PeerSession session;
   Transport* transport = nullptr;  // changes under WorldPeers::reaching_mutex()
   uint64_t sharing = 0;            // see Remote
