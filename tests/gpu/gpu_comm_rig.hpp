@@ -203,5 +203,7 @@ void lost_messages(bool aborts, uint64_t seed);
 void requests(uint32_t count);
 // In gpu_comm_registered.cu: mep_comm_register.
 void registered(uint32_t count);
+// In gpu_comm_noted.cu: counters and records of calls.
+void noted();
 
 }  // namespace gpu_test

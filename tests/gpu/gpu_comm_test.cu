@@ -1,7 +1,7 @@
 // Communicators on GPUs through the C ABI: ranks as threads of this process, each with a stream. Refused
 // calls, the results of collectives, and what happens when a rank aborts, with graphs captured before. In files of their own:
-// kinds in which ranks get different things (gpu_comm_kinds.cu), with counts (gpu_comm_counts.cu), messages (gpu_comm_messages.cu) and
-// requests (gpu_comm_requests.cu).
+// kinds in which ranks get different things (gpu_comm_kinds.cu), with counts (gpu_comm_counts.cu), messages (gpu_comm_messages.cu),
+// requests (gpu_comm_requests.cu), and where calls are noted (gpu_comm_noted.cu).
 #include <cstring>
 #include <functional>
 
@@ -429,6 +429,7 @@ int main() {
   for (const bool aborts : {true, false}) lost_messages(aborts, seed);
   for (const uint32_t ranks : {2u, 3u}) requests(ranks);
   for (const uint32_t ranks : {2u, 3u}) registered(ranks);
+  noted();
   for (const uint32_t ranks : {2u, 8u}) limits(ranks);
   large(3);
   few_blocks(2);

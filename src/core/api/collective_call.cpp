@@ -65,14 +65,11 @@ uint64_t counted_bytes(Collective kind, const CollectiveArgs& args, const Comm& 
   return elements * mep_dtype_size(args.dtype);
 }
 
-uint64_t record_enqueueing(Collective kind, const CollectiveArgs& args, mep_comm_t comm) {
-  if (comm->backend->device() < 0) return 0;
-  return comm->comm->identity().flight().begin({.epoch = comm->comm->latest_view()->epoch,
-                                                .bytes = args.count * mep_dtype_size(args.dtype),
-                                                .kind = flight::kind_of(kind),
-                                                .dtype = args.dtype,
-                                                .flags = flight::kEnqueued,
-                                                .peer = facts_of(kind).is_rooted ? args.root : -1});
+FlightCall flight_call(Collective kind, const CollectiveArgs& args) {
+  return {.bytes = args.count * mep_dtype_size(args.dtype),
+          .kind = flight::kind_of(kind),
+          .dtype = args.dtype,
+          .peer = facts_of(kind).is_rooted ? args.root : -1};
 }
 
 mep_result_t run_admitting(mep_comm_t comm, mep_stream_t stream) {
@@ -81,8 +78,8 @@ mep_result_t run_admitting(mep_comm_t comm, mep_stream_t stream) {
   return guarded([&]() -> mep_result_t {
     const CallScope scope(comm);
     MEP_TRY(scope.check());
-    CountedCall counted(comm->comm->counters(), CallKind::kCollective, "barrier");
-    return counted.end(barrier_with_admission(*comm->comm), 0);
+    ObservedCall observed(*comm, "barrier", CallKind::kCollective);
+    return observed.end(CallKind::kCollective, barrier_with_admission(*comm->comm), 0);
   });
 }
 

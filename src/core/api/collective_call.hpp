@@ -3,6 +3,7 @@
 
 #include "core/api/api_guard.hpp"
 #include "core/api/group.hpp"
+#include "core/api/observed_call.hpp"
 #include "core/api/requests.hpp"
 
 namespace mep {
@@ -18,20 +19,9 @@ inline uint64_t given_bytes(Collective kind, const CollectiveArgs& args, const C
   return args.count * mep_dtype_size(args.dtype) * facts.send_blocks(comm.size());
 }
 
-// Where the call only enqueues: its record; host operations have their own. 0: none.
-uint64_t record_enqueueing(Collective kind, const CollectiveArgs& args, mep_comm_t comm);
+FlightCall flight_call(Collective kind, const CollectiveArgs& args);
 
 mep_result_t run_admitting(mep_comm_t comm, mep_stream_t stream);
-
-// The backend's run(), with its record where the call only enqueues.
-inline mep_result_t run_recorded(Collective kind, const CollectiveArgs& args, mep_comm_t comm,
-                                 mep_stream_t stream) {
-  const FlightLog& flight = comm->comm->identity().flight();
-  const uint64_t ticket = flight.is_on() ? record_enqueueing(kind, args, comm) : 0;
-  const mep_result_t result = comm->backend->run(kind, args, stream);
-  flight.end(ticket, result);
-  return result;
-}
 
 inline bool is_in_place_mark(const void* buffer) {
   return buffer == MEP_IN_PLACE;  // NOLINT(performance-no-int-to-ptr): the header's, for C
@@ -55,7 +45,7 @@ mep_result_t run(const CollectiveArgs& args, mep_comm_t comm, mep_stream_t strea
     MEP_TRY(resolve_in_place(kKind, *comm->comm, &resolved));
     return run<kKind>(resolved, comm, stream);
   }
-  if (in_group() && comm->backend->device() < 0) [[unlikely]] {
+  if (in_group() && !comm->backend->enqueues()) [[unlikely]] {
     MEP_TRY(check_no_stream(stream));
     return guarded([&] {
       return start_in_group([&](mep_request_t* request) {
@@ -66,9 +56,11 @@ mep_result_t run(const CollectiveArgs& args, mep_comm_t comm, mep_stream_t strea
   return guarded([&]() -> mep_result_t {
     const CallScope scope(comm);
     MEP_TRY(scope.check());
-    CountedCall counted(comm->comm->counters(), CallKind::kCollective, name_of(kKind));
-    const mep_result_t result = run_recorded(kKind, args, comm, stream);
-    return counted.end(result, result == MEP_SUCCESS ? given_bytes(kKind, args, *comm->comm) : 0);
+    ObservedCall observed(*comm, name_of(kKind), CallKind::kCollective);
+    observed.record([&] { return flight_call(kKind, args); });
+    const mep_result_t result = comm->backend->run(kKind, args, stream);
+    return observed.end(CallKind::kCollective, result,
+                        result == MEP_SUCCESS ? given_bytes(kKind, args, *comm->comm) : 0);
   });
 }
 

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <optional>
 
-#include "core/api/api_guard.hpp"
+#include "core/api/observed_call.hpp"
 #include "core/comm/agreement.hpp"
 #include "core/ep/dispatch_layout.hpp"
 #include "core/ep/ep_arguments.hpp"
@@ -196,15 +196,6 @@ uint64_t bytes_of(CallKind kind, const EpShape& shape, const EpHandle& handle) {
          (kind == CallKind::kDispatch ? shape.input_row_bytes() : shape.combine_row_bytes());
 }
 
-// Where the call only enqueues: its record; buffers on hosts have their own. 0: none.
-uint64_t record_enqueueing(const mep_comm& comm, CallKind kind) {
-  if (comm.backend->device() < 0) return 0;
-  return comm.comm->identity().flight().begin(
-      {.epoch = comm.comm->latest_view()->epoch,
-       .kind = kind == CallKind::kDispatch ? flight::Kind::kDispatch : flight::Kind::kCombine,
-       .flags = flight::kEnqueued});
-}
-
 // Dispatch and combine: all but what differs in their arguments.
 template <typename Call>
 mep_result_t call_on_buffer(mep_ep_handle_t handle, CallKind kind, bool sends, Call&& call) {
@@ -215,16 +206,15 @@ mep_result_t call_on_buffer(mep_ep_handle_t handle, CallKind kind, bool sends, C
     const EpCallScope scope(handle->ep);
     MEP_TRY(scope.check());
     EpObject& object = *handle->ep->object;
-    CommCounters& counters = handle->ep->comm->comm->counters();
-    const ToolRange range(kind == CallKind::kDispatch ? "dispatch" : "combine");
-    if (sends) counters.begin_shared(kind);
-    const FlightLog& flight = handle->ep->comm->comm->identity().flight();
-    const uint64_t ticket = flight.is_on() ? record_enqueueing(*handle->ep->comm, kind) : 0;
+    const bool dispatches = kind == CallKind::kDispatch;
+    ObservedCall observed(*handle->ep->comm, dispatches ? "dispatch" : "combine");
+    if (sends) observed.begin(kind);
+    observed.record([&] {
+      return FlightCall{.kind = dispatches ? flight::Kind::kDispatch : flight::Kind::kCombine};
+    });
     const mep_result_t result = call(object.buffers(), handle->state);
-    flight.end(ticket, result);
     const bool has_sent = sends && !is_error(result);
-    counters.end_shared(kind, result, has_sent ? bytes_of(kind, object.shape(), handle->state) : 0);
-    return result;
+    return observed.end(kind, result, has_sent ? bytes_of(kind, object.shape(), handle->state) : 0);
   });
 }
 

@@ -64,19 +64,18 @@ mep_result_t check_call(mep_comm_t comm, const MessageCall& call) {
   return check_struct(call.message);
 }
 
-mep_result_t check(mep_comm_t comm, const MessageCall& call) {
-  MEP_TRY(comm->backend->check_host("a message"));
-  return check_call(comm, call);
-}
-
 // On a stream nothing is known when the call returns.
-mep_result_t check_on_stream(mep_comm_t comm, const MessageCall& call) {
-  MEP_TRY(check_call(comm, call));
+mep_result_t check_on_stream(const MessageCall& call) {
   if (call.peer == MEP_ANY_SOURCE) {
     return fail(MEP_ERR_UNSUPPORTED, "MEP_ANY_SOURCE: a receive on a GPU names its source");
   }
   if (call.message == nullptr) return MEP_SUCCESS;
   return fail(MEP_ERR_UNSUPPORTED, "message: a receive on a GPU tells of none; give NULL");
+}
+
+mep_result_t check(mep_comm_t comm, const MessageCall& call, mep_stream_t stream) {
+  MEP_TRY(check_call(comm, call));
+  return comm->backend->enqueues() ? check_on_stream(call) : check_no_stream(stream);
 }
 
 CallKind kind_of(bool is_send) {
@@ -174,14 +173,15 @@ mep_result_t start_message(mep_comm_t comm, const MessageCall& call, mep_stream_
   return guarded([&]() -> mep_result_t {
     const CallScope scope(comm);
     MEP_TRY(scope.check());
-    CountedCall counted(comm->comm->counters(), kind_of(call.is_send), name_of({&call, 1}));
-    mep_result_t checked = check(comm, call);
-    if (checked == MEP_SUCCESS) checked = check_no_stream(stream);
-    if (checked != MEP_SUCCESS) return counted.end(checked, 0);
+    const CallKind kind = kind_of(call.is_send);
+    ObservedCall observed(*comm, name_of({&call, 1}), kind);
+    mep_result_t checked = comm->backend->check_host("a message");
+    if (checked == MEP_SUCCESS) checked = check(comm, call, stream);
+    if (checked != MEP_SUCCESS) return observed.end(kind, checked, 0);
     Messages& messages = comm->comm->messages();
     void* const block = messages.request_blocks().take(sizeof(MessageRequest));
     auto* const begun = new (block) MessageRequest(comm, call);
-    counted.leave_to_request();
+    observed.leave_to_request();
     begun->begin();
     *request = begun;
     messages.step_own();
@@ -190,91 +190,75 @@ mep_result_t start_message(mep_comm_t comm, const MessageCall& call, mep_stream_
   });
 }
 
-// One or two calls that are made together, to their end.
+mep_result_t run_to_end(Messages& messages, std::span<const MessageCall> calls,
+                        ObservedCall* observed) {
+  MessageOperation operations[2];
+  MessageOperation* const pointers[2] = {&operations[0], &operations[1]};
+  for (size_t i = 0; i < calls.size(); ++i) prepare(calls[i], &operations[i]);
+  messages.run({pointers, calls.size()});
+  for (size_t i = 0; i < calls.size(); ++i) {
+    observed->end(kind_of(calls[i].is_send), operations[i].result, bytes_of(operations[i]));
+    if (!calls[i].is_send) tell(operations[i], calls[i].message);
+  }
+  for (size_t i = 0; i < calls.size(); ++i) MEP_TRY(result_of(operations[i]));
+  return MEP_SUCCESS;
+}
+
+// Several are one record.
+FlightCall flight_call(std::span<const StreamMessage> messages) {
+  const StreamMessage& first = messages[0];
+  return {.bytes = first.bytes,
+          .kind = messages.size() > 1 ? flight::Kind::kMessages
+                  : first.is_send     ? flight::Kind::kSend
+                                      : flight::Kind::kReceive,
+          .dtype = first.dtype,
+          .peer = static_cast<int32_t>(first.peer)};
+}
+
+// Or leaves them to the group's end.
+mep_result_t enqueue(mep_comm_t comm, std::span<const MessageCall> calls, mep_stream_t stream,
+                     ObservedCall* observed) {
+  StreamMessage messages[2];
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const MessageCall& call = calls[i];
+    messages[i] = {call.is_send, call.from,
+                   call.to,      call.count * mep_dtype_size(call.dtype),
+                   call.dtype,   static_cast<uint32_t>(call.peer),
+                   call.tag};
+  }
+  const std::span<const StreamMessage> made(messages, calls.size());
+  observed->record([&] { return flight_call(made); });
+  const mep_result_t result =
+      in_group() ? add_to_group(comm, stream, made) : comm->backend->enqueue_messages(made, stream);
+  for (const StreamMessage& each : made) observed->end(kind_of(each.is_send), result, each.bytes);
+  return result;
+}
+
+// One or two calls that are made together.
 mep_result_t run_messages(mep_comm_t comm, std::span<const MessageCall> calls,
                           mep_stream_t stream) {
   return guarded([&]() -> mep_result_t {
     const CallScope scope(comm);
     MEP_TRY(scope.check());
-    MEP_TRY(check_no_stream(stream));
-    const ToolRange range(name_of(calls));
-    CommCounters& counters = comm->comm->counters();
-    for (const MessageCall& call : calls) counters.begin(kind_of(call.is_send));
-    MessageOperation operations[2];
-    MessageOperation* const pointers[2] = {&operations[0], &operations[1]};
-    for (size_t i = 0; i < calls.size(); ++i) {
-      const mep_result_t checked = check(comm, calls[i]);
-      if (checked != MEP_SUCCESS) {
-        counters.note_result(checked);
-        return checked;
-      }
-      prepare(calls[i], &operations[i]);
+    ObservedCall observed(*comm, name_of(calls));
+    for (const MessageCall& call : calls) observed.begin(kind_of(call.is_send));
+    for (const MessageCall& call : calls) {
+      const mep_result_t checked = check(comm, call, stream);
+      if (checked != MEP_SUCCESS) return observed.end(kind_of(call.is_send), checked, 0);
     }
-    comm->comm->messages().run({pointers, calls.size()});
-    for (size_t i = 0; i < calls.size(); ++i) {
-      counters.end(kind_of(calls[i].is_send), operations[i].result, bytes_of(operations[i]));
-      if (!calls[i].is_send) tell(operations[i], calls[i].message);
-    }
-    for (size_t i = 0; i < calls.size(); ++i) MEP_TRY(result_of(operations[i]));
-    return MEP_SUCCESS;
-  });
-}
-
-// Several are one record.
-uint64_t record_enqueueing(const Comm& comm, std::span<const StreamMessage> messages) {
-  if (!comm.identity().flight().is_on()) return 0;
-  const StreamMessage& first = messages[0];
-  const auto kind = messages.size() > 1 ? flight::Kind::kMessages
-                    : first.is_send     ? flight::Kind::kSend
-                                        : flight::Kind::kReceive;
-  return comm.identity().flight().begin({.epoch = comm.latest_view()->epoch,
-                                         .bytes = first.bytes,
-                                         .kind = kind,
-                                         .dtype = first.dtype,
-                                         .flags = flight::kEnqueued,
-                                         .peer = static_cast<int32_t>(first.peer)});
-}
-
-// On a communicator with a GPU: enqueued, or left to the group's end.
-mep_result_t enqueue_messages(mep_comm_t comm, std::span<const MessageCall> calls,
-                              mep_stream_t stream) {
-  return guarded([&]() -> mep_result_t {
-    const CallScope scope(comm);
-    MEP_TRY(scope.check());
-    const ToolRange range(name_of(calls));
-    CommCounters& counters = comm->comm->counters();
-    StreamMessage messages[2];
-    for (size_t i = 0; i < calls.size(); ++i) {
-      const MessageCall& call = calls[i];
-      MEP_TRY(check_on_stream(comm, call));
-      messages[i] = {call.is_send, call.from,
-                     call.to,      call.count * mep_dtype_size(call.dtype),
-                     call.dtype,   static_cast<uint32_t>(call.peer),
-                     call.tag};
-    }
-    for (const MessageCall& call : calls) counters.begin(kind_of(call.is_send));
-    const std::span<const StreamMessage> made(messages, calls.size());
-    const uint64_t ticket = record_enqueueing(*comm->comm, made);
-    const mep_result_t result = in_group() ? add_to_group(comm, stream, made)
-                                           : comm->backend->enqueue_messages(made, stream);
-    comm->comm->identity().flight().end(ticket, result);
-    for (const StreamMessage& each : made) {
-      counters.end(kind_of(each.is_send), result, result == MEP_SUCCESS ? each.bytes : 0);
-    }
-    return result;
+    return comm->backend->enqueues() ? enqueue(comm, calls, stream, &observed)
+                                     : run_to_end(comm->comm->messages(), calls, &observed);
   });
 }
 
 mep_result_t run_or_group(mep_comm_t comm, std::span<const MessageCall> calls,
                           mep_stream_t stream) {
   MEP_TRY(check_comm(comm));
-  if (comm->backend->device() >= 0) return enqueue_messages(comm, calls, stream);
-  if (!in_group()) [[likely]]
+  if (!in_group() || comm->backend->enqueues()) [[likely]]
     return run_messages(comm, calls, stream);
-  MEP_TRY(check_no_stream(stream));
   return guarded([&]() -> mep_result_t {
     // Before the first of them begins.
-    for (const MessageCall& call : calls) MEP_TRY(check(comm, call));
+    for (const MessageCall& call : calls) MEP_TRY(check(comm, call, stream));
     for (const MessageCall& call : calls) {
       MEP_TRY(start_in_group(
           [&](mep_request_t* request) { return start_message(comm, call, stream, request); }));

@@ -80,7 +80,7 @@ class StreamRequest final : public mep_request {
     MEP_TRY(gpu().lend_record(stream, &record_));
     CollectiveArgs recorded = args;
     recorded.status = record_->status;
-    const mep_result_t enqueued = run_recorded(kind, recorded, comm, stream);
+    const mep_result_t enqueued = comm->backend->run(kind, recorded, stream);
     if (enqueued != MEP_SUCCESS) gpu().records().give_back(record_);
     if (enqueued == MEP_SUCCESS) given_bytes_ = given_bytes(kind, args, *comm->comm);
     return enqueued;
@@ -157,19 +157,20 @@ mep_result_t start_request(mep_comm_t comm, Collective kind, const CollectiveArg
   return guarded([&]() -> mep_result_t {
     const CallScope scope(comm);
     MEP_TRY(scope.check());
-    CountedCall counted(comm->comm->counters(), CallKind::kCollective, name_of(kind));
+    ObservedCall observed(*comm, name_of(kind), CallKind::kCollective);
+    observed.record([&] { return flight_call(kind, args); });
     const auto begin = [&](auto made, auto&&... more) -> mep_result_t {
       const mep_result_t started = made->start(kind, args, more...);
-      if (started != MEP_SUCCESS) return counted.end(started, 0);
-      counted.leave_to_request();
+      if (started != MEP_SUCCESS) return observed.end(CallKind::kCollective, started, 0);
+      observed.leave_to_request();
       hand_out(std::move(made), request);
       return MEP_SUCCESS;
     };
-    if (comm->backend->gpu_backend() != nullptr) {
+    if (comm->backend->enqueues()) {
       return begin(std::make_unique<StreamRequest>(comm), stream);
     }
     const mep_result_t checked = check_no_stream(stream);
-    if (checked != MEP_SUCCESS) return counted.end(checked, 0);
+    if (checked != MEP_SUCCESS) return observed.end(CallKind::kCollective, checked, 0);
     return begin(std::make_unique<CollectiveRequest>(comm));
   });
 }

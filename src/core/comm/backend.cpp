@@ -23,7 +23,7 @@ mep_result_t Backend::refuse(Collective kind) const {
 }
 
 mep_result_t Backend::check_host(const char* what) const {
-  if (which_ == backends::kHost) [[likely]]
+  if (!enqueues()) [[likely]]
     return MEP_SUCCESS;
   return fail(MEP_ERR_UNSUPPORTED, "%s on a communicator with a GPU is not built", what);
 }

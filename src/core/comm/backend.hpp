@@ -75,6 +75,8 @@ class Backend {
   [[nodiscard]] virtual mep_result_t forget_losses(void* stream) = 0;
   // Refuses `what` on a GPU: it works on host memory only, so far or for good.
   [[nodiscard]] mep_result_t check_host(const char* what) const;
+  // Calls return before streams carry them out; else at their end.
+  bool enqueues() const { return which_ != backends::kHost; }
   // -1: host memory.
   virtual int32_t device() const { return -1; }
   // All 0 on hosts. Any thread.

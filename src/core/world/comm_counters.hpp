@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/tool_range.hpp"
+#include "base/status.hpp"
 #include "mep.h"
 
 namespace mep {
@@ -38,18 +38,12 @@ extern const std::array<CounterText, kCounters> kCounterTexts;
 
 class CommCounters {
  public:
-  // One thread at a time: collectives and messages, inside a CallScope of the comm.
-  void begin(CallKind kind) { add_alone(index_of(kind), 1); }
+  // One thread at a time, inside a CallScope of the comm; of dispatch and combine any thread, for each buffer has its own.
+  void begin(CallKind kind) { add(kind, index_of(kind), 1); }
   void end(CallKind kind, mep_result_t result, uint64_t bytes) {
-    if (result == MEP_SUCCESS) [[likely]]
-      return add_alone(kCallKinds + index_of(kind), bytes);
-    note_result(result);
-  }
-  // Any thread: dispatch and combine, whose buffers have a thread each.
-  void begin_shared(CallKind kind) { add(index_of(kind), 1); }
-  void end_shared(CallKind kind, mep_result_t result, uint64_t bytes) {
-    if (bytes != 0) add(kCallKinds + index_of(kind), bytes);
-    if (result != MEP_SUCCESS) note_result(result);
+    if (result != MEP_SUCCESS) [[unlikely]]
+      note_result(result);
+    if (!is_error(result) && bytes != 0) add(kind, kCallKinds + index_of(kind), bytes);
   }
   // A call ended otherwise than by success. Any thread.
   void note_result(mep_result_t result);
@@ -65,8 +59,9 @@ class CommCounters {
 
  private:
   static size_t index_of(CallKind kind) { return static_cast<size_t>(kind); }
-  // Relaxed, like all here: a count publishes nothing else. CallScope orders the writers, which need no locked addition.
-  void add_alone(size_t counter, uint64_t by) {
+  // Relaxed, like all here: a count publishes nothing else. Writers that CallScope orders need no locked addition.
+  void add(CallKind kind, size_t counter, uint64_t by) {
+    if (kind >= CallKind::kDispatch) return add(counter, by);
     values_[counter].store(value(counter) + by, std::memory_order_relaxed);
   }
   void add(size_t counter, uint64_t by) {
@@ -75,33 +70,6 @@ class CommCounters {
 
   // On a line of their own: the user's thread writes them in every call.
   alignas(64) std::array<std::atomic<uint64_t>, kCounters> values_{};
-};
-
-// One call inside a CallScope, counted, and shown to tools by its name. Without end() it has ended by an exception.
-class CountedCall {
- public:
-  CountedCall(CommCounters& counters, CallKind kind, const char* name)
-      : counters_(counters), kind_(kind), range_(name) {
-    counters_.begin(kind);
-  }
-  ~CountedCall() {
-    if (!has_ended_) counters_.note_result(MEP_ERR_NO_MEMORY);
-  }
-  CountedCall(const CountedCall&) = delete;
-  CountedCall& operator=(const CountedCall&) = delete;
-  mep_result_t end(mep_result_t result, uint64_t bytes) {
-    has_ended_ = true;
-    counters_.end(kind_, result, bytes);
-    return result;
-  }
-  // Its request counts how it ended.
-  void leave_to_request() { has_ended_ = true; }
-
- private:
-  CommCounters& counters_;
-  const CallKind kind_;
-  const ToolRange range_;
-  bool has_ended_ = false;
 };
 
 }  // namespace mep
