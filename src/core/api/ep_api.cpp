@@ -166,7 +166,7 @@ mep_result_t read_config(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_
                 std::strlen(given->name), MEP_MAX_EP_NAME_BYTES);
   }
   return resolve_ep_config(comm->comm->rank(), comm->comm->size(), *given, shape,
-                           comm->backend->gpu_backend() != nullptr);
+                           comm->backend->enqueues());
 }
 
 // The checks that making an EP object and attaching to one share, before `get` fills *made.

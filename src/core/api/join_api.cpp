@@ -187,7 +187,7 @@ mep_result_t make_comms(const Welcome& welcome, const Deadline& deadline, Enteri
       MEP_TRY(result);
     }
     if (Comm::is_spanning(description.id) && !entering->places.empty() &&
-        handle->backend->gpu_backend() == nullptr) {
+        !handle->backend->enqueues()) {
       return fail(MEP_ERR_MISMATCH, "comm %s is on host memory: leave out config.device_type",
                   comm.name().c_str());
     }

@@ -1,6 +1,5 @@
 // Memory of the library: of the host, or of the GPU on communicators with one.
 #include "core/api/api_guard.hpp"
-#include "core/comm/gpu_backend.hpp"
 
 namespace mep {
 namespace {
@@ -9,15 +8,8 @@ constexpr size_t kMostAlignment = 4096;  // of pages, which all memory is made o
 
 // kept: null, or what holds the memory from then on.
 mep_result_t free_memory(mep_comm_t comm, void* memory, std::shared_ptr<const void>* kept) {
-  World& world = comm->comm->world();
-  GpuBackend* const gpu = comm->backend->gpu_backend();
-  const mep_result_t freed = gpu == nullptr ? MEP_ERR_NOT_FOUND : gpu->free(memory, kept);
-  if (freed == MEP_ERR_NOT_FOUND) {
-    MEP_TRY(world.host_memory().free(memory, kept));
-  } else {
-    MEP_TRY(freed);
-  }
-  world.count_allocation(-1);
+  MEP_TRY(comm->backend->free(memory, kept));
+  comm->comm->world().count_allocation(-1);
   return MEP_SUCCESS;
 }
 
@@ -47,12 +39,7 @@ mep_result_t mep_mem_alloc(mep_comm_t comm, size_t bytes, uint32_t flags, size_t
                 alignment, kMostAlignment);
   }
   return guarded([&]() -> mep_result_t {
-    GpuBackend* const gpu = comm->backend->gpu_backend();
-    if (gpu != nullptr) {
-      MEP_TRY(gpu->allocate(bytes, memory));
-    } else {
-      MEP_TRY(comm->comm->world().host_memory().allocate(bytes, memory));
-    }
+    MEP_TRY(comm->backend->allocate(bytes, memory));
     comm->comm->world().count_allocation(1);
     return MEP_SUCCESS;
   });

@@ -2,37 +2,17 @@
 #include <algorithm>
 
 #include "core/api/api_guard.hpp"
-#include "core/comm/gpu_backend.hpp"
-#include "protocol/message_cells.hpp"
 
 namespace mep {
 namespace {
 
 mep_reach_t reach_of(mep_comm_t comm, const CommView& view, uint32_t rank) {
-  const Comm& impl = *comm->comm;
-  if (rank == impl.rank()) return MEP_REACH_SELF;
+  if (rank == comm->comm->rank()) return MEP_REACH_SELF;
   if (!view.is_live(rank)) return MEP_REACH_NONE;
-  GpuBackend* const gpu = comm->backend->gpu_backend();
-  if (gpu == nullptr) {
-    return impl.world().peers().maps(impl.slots()[rank]) ? MEP_REACH_MAPPED : MEP_REACH_NETWORK;
-  }
-  switch (gpu->reach()) {
-    case GpuReach::kDeviceWindows:
-      return MEP_REACH_MAPPED;
-    case GpuReach::kHostWindows:
-      return MEP_REACH_HOST;
-    case GpuReach::kQueues:
-      break;
-  }
-  const std::vector<bool> mapped = gpu->mapped_ranks();
-  return !mapped.empty() && mapped[rank] ? MEP_REACH_MAPPED : MEP_REACH_QUEUES;
+  return comm->backend->reach_of(rank);
 }
 
 void fill_limits(mep_comm_t comm, mep_comm_info_t* info) {
-  if (comm->backend->gpu_backend() == nullptr) {
-    info->message_eager_bytes = MessageLayout::of(comm->comm->size()).payload_bytes();
-    return;
-  }
   const BackendLimits limits = comm->backend->limits();
   info->message_eager_bytes = limits.message_eager_bytes;
   info->max_group_messages = limits.group_messages;

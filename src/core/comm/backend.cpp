@@ -1,6 +1,7 @@
 #include "core/comm/backend.hpp"
 
 #include "base/status.hpp"
+#include "core/comm/comm.hpp"
 
 namespace mep {
 namespace {
@@ -16,6 +17,14 @@ mep_result_t check_no_stream(const void* stream) {
   if (stream == nullptr) [[likely]]
     return MEP_SUCCESS;
   return fail(MEP_ERR_UNSUPPORTED, "this is a host communicator: stream must be NULL");
+}
+
+mep_result_t Backend::allocate(size_t bytes, void** memory) {
+  return comm_.world().host_memory().allocate(bytes, memory);
+}
+
+mep_result_t Backend::free(void* memory, std::shared_ptr<const void>* kept) {
+  return comm_.world().host_memory().free(memory, kept);
 }
 
 mep_result_t Backend::refuse(Collective kind) const {

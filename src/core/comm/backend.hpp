@@ -1,4 +1,4 @@
-// Where the collectives of a communicator run: on host memory, or enqueued on the caller's
+// Where the memory of a communicator's calls is, and where its collectives run: on the host, or enqueued on the caller's
 // streams (GpuBackend). Calls of the API that only a GPU has reach it by gpu_backend().
 #pragma once
 
@@ -39,7 +39,7 @@ struct BackendLimits {
 class Backend {
  public:
   // `which`: one of `backends`, whose operations are carried out and no others.
-  explicit Backend(uint8_t which) : which_(which) {}
+  Backend(uint8_t which, Comm& comm) : comm_(comm), which_(which) {}
   virtual ~Backend() = default;
   Backend(const Backend&) = delete;
   Backend& operator=(const Backend&) = delete;
@@ -64,6 +64,9 @@ class Backend {
   [[nodiscard]] virtual mep_result_t enqueue_messages(std::span<const StreamMessage>, void*) {
     return check_host("a message");
   }
+  // Memory for mep_mem_alloc: the host's, or the GPU's. *kept (may be null) holds what is freed from then on.
+  [[nodiscard]] virtual mep_result_t allocate(size_t bytes, void** memory);
+  [[nodiscard]] virtual mep_result_t free(void* memory, std::shared_ptr<const void>* kept);
   // See mep_comm_register and mep_comm_deregister; where memory is not read in place they change nothing.
   [[nodiscard]] virtual mep_result_t register_memory(const void*, size_t, const Deadline&,
                                                      mep_registration_t*) {
@@ -79,8 +82,10 @@ class Backend {
   bool enqueues() const { return which_ != backends::kHost; }
   // -1: host memory.
   virtual int32_t device() const { return -1; }
-  // All 0 on hosts. Any thread.
-  virtual BackendLimits limits() const { return {}; }
+  // Any thread.
+  virtual BackendLimits limits() const = 0;
+  // How this rank reaches another that is live. Any thread.
+  virtual mep_reach_t reach_of(uint32_t rank) const = 0;
   // Null: none.
   virtual GpuBackend* gpu_backend() { return nullptr; }
 
@@ -99,6 +104,8 @@ class Backend {
   [[nodiscard]] virtual mep_result_t meet_joiners(const Deadline&) { return MEP_SUCCESS; }
 
  protected:
+  Comm& comm_;
+
   [[nodiscard]] virtual mep_result_t carry_out(Collective kind, const CollectiveArgs& args,
                                                void* stream) = 0;
   [[nodiscard]] virtual mep_result_t begin(Collective kind, const CollectiveArgs& args,

@@ -15,12 +15,19 @@ constexpr timespec kWatchPause{0, 1'000'000};
 }  // namespace
 
 GpuBackend::GpuBackend(uint8_t which, Comm& comm, const GpuPlace& place)
-    : Backend(which), comm_(comm), place_(place) {
+    : Backend(which, comm), place_(place) {
   comm_.world().note_kernels();
 }
 
 mep_result_t GpuBackend::begin(Collective, const CollectiveArgs&, Operation*) {
   return check_host("an operation of the host");
+}
+
+mep_reach_t GpuBackend::reach_of(uint32_t rank) const {
+  if (reach() == GpuReach::kDeviceWindows) return MEP_REACH_MAPPED;
+  if (reach() == GpuReach::kHostWindows) return MEP_REACH_HOST;
+  const std::vector<bool> mapped = mapped_ranks();
+  return !mapped.empty() && mapped[rank] ? MEP_REACH_MAPPED : MEP_REACH_QUEUES;
 }
 
 mep_result_t GpuBackend::check_stream(const void* stream) const {

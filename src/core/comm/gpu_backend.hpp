@@ -62,6 +62,7 @@ class GpuBackend : public Backend {
   int32_t device() const override { return place_.device; }
   GpuBackend* gpu_backend() override { return this; }
   virtual GpuReach reach() const = 0;
+  mep_reach_t reach_of(uint32_t rank) const override;
   // Serves queues to the peers' windows; null but for GpuReach::kQueues.
   virtual gpu_queue::SoftNic* nic() { return nullptr; }
   // With queues: by rank, whose GPU this one maps, which maps this one; empty: none.
@@ -84,11 +85,6 @@ class GpuBackend : public Backend {
   // Checks the memory and enqueues the kernel.
   [[nodiscard]] virtual mep_result_t count_layout(const device::DispatchLayout& layout,
                                                   void* stream) = 0;
-
-  // Memory of its GPU for mep_mem_alloc; MEP_ERR_NOT_FOUND: it was not allocated here. *kept (may be null) holds it from
-  // then on.
-  [[nodiscard]] virtual mep_result_t allocate(size_t bytes, void** memory) = 0;
-  [[nodiscard]] virtual mep_result_t free(void* memory, std::shared_ptr<const void>* kept) = 0;
 
   // Each rank of this process needs a stream of its own.
   [[nodiscard]] mep_result_t check_stream(const void* stream) const;
@@ -120,8 +116,6 @@ class GpuBackend : public Backend {
   }
 
  protected:
-  Comm& comm_;
-
   [[nodiscard]] mep_result_t meet_joiners_of_parts(const Deadline& deadline);
   // The thread that takes the reports of kernels, the backend's and its parts'. One, whoever starts it.
   [[nodiscard]] mep_result_t start_watcher();

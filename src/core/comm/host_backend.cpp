@@ -1,13 +1,20 @@
 // The backend of host memory: operations block, or go on inside calls of the same comm.
 #include "core/comm/backend.hpp"
 #include "core/comm/comm.hpp"
+#include "protocol/message_cells.hpp"
 
 namespace mep {
 namespace {
 
 class HostBackend final : public Backend {
  public:
-  explicit HostBackend(Comm& comm) : Backend(backends::kHost), comm_(comm) {}
+  explicit HostBackend(Comm& comm) : Backend(backends::kHost, comm) {}
+  BackendLimits limits() const override {
+    return {.message_eager_bytes = MessageLayout::of(comm_.size()).payload_bytes()};
+  }
+  mep_reach_t reach_of(uint32_t rank) const override {
+    return comm_.world().peers().maps(comm_.slots()[rank]) ? MEP_REACH_MAPPED : MEP_REACH_NETWORK;
+  }
   mep_result_t take_any_failure() override {
     return fail(MEP_ERR_UNSUPPORTED, "a host communicator has no stream operations");
   }
@@ -34,8 +41,6 @@ class HostBackend final : public Backend {
   mep_result_t begin(Collective kind, const CollectiveArgs& args, Operation* operation) override {
     return comm_.collectives().start(kind, args, operation);
   }
-
-  Comm& comm_;
 };
 
 }  // namespace

@@ -75,7 +75,7 @@ mep_result_t CudaBackend::allocate(size_t bytes, void** memory) {
 mep_result_t CudaBackend::free(void* memory, std::shared_ptr<const void>* kept) {
   const uint64_t rank = comm_.world().identity().incarnation;
   std::shared_ptr<const void> freed = GpuAllocations::instance().take(rank, memory);
-  if (freed == nullptr) return MEP_ERR_NOT_FOUND;
+  if (freed == nullptr) return GpuBackend::free(memory, kept);
   if (kept != nullptr) *kept = std::move(freed);
   return MEP_SUCCESS;
 }
