@@ -42,6 +42,10 @@ std::vector<Collective> every_kind() {
 class RecordingBackend : public mep::Backend {
  public:
   explicit RecordingBackend(uint8_t which) : Backend(which) {}
+  mep_result_t allocate(size_t, void**) override { return MEP_ERR_UNSUPPORTED; }
+  mep_result_t free(void*, std::shared_ptr<const void>*) override { return MEP_ERR_UNSUPPORTED; }
+  mep::BackendLimits limits() const override { return {}; }
+  mep_reach_t reach_of(uint32_t) const override { return MEP_REACH_MAPPED; }
   mep_result_t take_any_failure() override { return MEP_SUCCESS; }
   mep_result_t show_losses(int32_t*, void*) override { return MEP_SUCCESS; }
   mep_result_t forget_losses(void*) override { return MEP_SUCCESS; }

@@ -19,14 +19,6 @@ mep_result_t check_no_stream(const void* stream) {
   return fail(MEP_ERR_UNSUPPORTED, "this is a host communicator: stream must be NULL");
 }
 
-mep_result_t Backend::allocate(size_t bytes, void** memory) {
-  return comm_.world().host_memory().allocate(bytes, memory);
-}
-
-mep_result_t Backend::free(void* memory, std::shared_ptr<const void>* kept) {
-  return comm_.world().host_memory().free(memory, kept);
-}
-
 mep_result_t Backend::refuse(Collective kind) const {
   return fail(MEP_ERR_UNSUPPORTED, "%s on %s is not built", name_of(kind), place_of(which_));
 }

@@ -39,7 +39,7 @@ struct BackendLimits {
 class Backend {
  public:
   // `which`: one of `backends`, whose operations are carried out and no others.
-  Backend(uint8_t which, Comm& comm) : comm_(comm), which_(which) {}
+  explicit Backend(uint8_t which) : which_(which) {}
   virtual ~Backend() = default;
   Backend(const Backend&) = delete;
   Backend& operator=(const Backend&) = delete;
@@ -65,8 +65,8 @@ class Backend {
     return check_host("a message");
   }
   // Memory for mep_mem_alloc: the host's, or the GPU's. *kept (may be null) holds what is freed from then on.
-  [[nodiscard]] virtual mep_result_t allocate(size_t bytes, void** memory);
-  [[nodiscard]] virtual mep_result_t free(void* memory, std::shared_ptr<const void>* kept);
+  [[nodiscard]] virtual mep_result_t allocate(size_t bytes, void** memory) = 0;
+  [[nodiscard]] virtual mep_result_t free(void* memory, std::shared_ptr<const void>* kept) = 0;
   // See mep_comm_register and mep_comm_deregister; where memory is not read in place they change nothing.
   [[nodiscard]] virtual mep_result_t register_memory(const void*, size_t, const Deadline&,
                                                      mep_registration_t*) {
@@ -104,8 +104,6 @@ class Backend {
   [[nodiscard]] virtual mep_result_t meet_joiners(const Deadline&) { return MEP_SUCCESS; }
 
  protected:
-  Comm& comm_;
-
   [[nodiscard]] virtual mep_result_t carry_out(Collective kind, const CollectiveArgs& args,
                                                void* stream) = 0;
   [[nodiscard]] virtual mep_result_t begin(Collective kind, const CollectiveArgs& args,

@@ -15,12 +15,16 @@ constexpr timespec kWatchPause{0, 1'000'000};
 }  // namespace
 
 GpuBackend::GpuBackend(uint8_t which, Comm& comm, const GpuPlace& place)
-    : Backend(which, comm), place_(place) {
+    : Backend(which), comm_(comm), place_(place) {
   comm_.world().note_kernels();
 }
 
 mep_result_t GpuBackend::begin(Collective, const CollectiveArgs&, Operation*) {
   return check_host("an operation of the host");
+}
+
+mep_result_t GpuBackend::free(void* memory, std::shared_ptr<const void>* kept) {
+  return comm_.world().host_memory().free(memory, kept);
 }
 
 mep_reach_t GpuBackend::reach_of(uint32_t rank) const {

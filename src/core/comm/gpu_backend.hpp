@@ -63,6 +63,8 @@ class GpuBackend : public Backend {
   GpuBackend* gpu_backend() override { return this; }
   virtual GpuReach reach() const = 0;
   mep_reach_t reach_of(uint32_t rank) const override;
+  // Of memory that was allocated before the communicator had a GPU.
+  mep_result_t free(void* memory, std::shared_ptr<const void>* kept) override;
   // Serves queues to the peers' windows; null but for GpuReach::kQueues.
   virtual gpu_queue::SoftNic* nic() { return nullptr; }
   // With queues: by rank, whose GPU this one maps, which maps this one; empty: none.
@@ -116,6 +118,8 @@ class GpuBackend : public Backend {
   }
 
  protected:
+  Comm& comm_;
+
   [[nodiscard]] mep_result_t meet_joiners_of_parts(const Deadline& deadline);
   // The thread that takes the reports of kernels, the backend's and its parts'. One, whoever starts it.
   [[nodiscard]] mep_result_t start_watcher();

@@ -8,7 +8,13 @@ namespace {
 
 class HostBackend final : public Backend {
  public:
-  explicit HostBackend(Comm& comm) : Backend(backends::kHost, comm) {}
+  explicit HostBackend(Comm& comm) : Backend(backends::kHost), comm_(comm) {}
+  mep_result_t allocate(size_t bytes, void** memory) override {
+    return comm_.world().host_memory().allocate(bytes, memory);
+  }
+  mep_result_t free(void* memory, std::shared_ptr<const void>* kept) override {
+    return comm_.world().host_memory().free(memory, kept);
+  }
   BackendLimits limits() const override {
     return {.message_eager_bytes = MessageLayout::of(comm_.size()).payload_bytes()};
   }
@@ -41,6 +47,8 @@ class HostBackend final : public Backend {
   mep_result_t begin(Collective kind, const CollectiveArgs& args, Operation* operation) override {
     return comm_.collectives().start(kind, args, operation);
   }
+
+  Comm& comm_;
 };
 
 }  // namespace
