@@ -63,7 +63,7 @@ class GpuBackend : public Backend {
   GpuBackend* gpu_backend() override { return this; }
   virtual GpuReach reach() const = 0;
   mep_reach_t reach_of(uint32_t rank) const override;
-  // Of memory that was allocated before the communicator had a GPU.
+  // Frees memory that was allocated before the communicator had a GPU.
   mep_result_t free(void* memory, std::shared_ptr<const void>* kept) override;
   // Serves queues to the peers' windows; null but for GpuReach::kQueues.
   virtual gpu_queue::SoftNic* nic() { return nullptr; }
