@@ -13,8 +13,9 @@
 namespace mep {
 namespace {
 
-// The lengths from which on one copy pays. Between two ranks it does soon. A root that reads all blocks has one core for
+// The lengths from which on one copy pays. Between two ranks it does soonest. A root that reads all blocks has one core for
 // it, but several cores make two copies at a time. A block that all ranks get is written once for all of them.
+constexpr size_t kLeastOfTwo = size_t{32} << 10;
 constexpr size_t kLeast = size_t{64} << 10;
 constexpr size_t kLeastFromRoot = size_t{256} << 10;
 constexpr size_t kLeastOfBroadcast = size_t{512} << 10;
@@ -92,9 +93,9 @@ bool suits_pulling(Collectives& comm, const Operation& operation) {
 bool pays_pulling(const Collectives& comm, const Operation& operation, size_t longest) {
   const CollectiveType& type = type_of(operation);
   const bool others_give = !type.is_rooted || type.gives(/*rank=*/1, /*root=*/0);
-  if (type.is_rooted && others_give) return longest >= kLeastToRoot;
   const size_t live = comm.adopted().live.size();
-  if (live == 2) return longest >= kLeast;
+  if (live == 2) return longest >= kLeastOfTwo;
+  if (type.is_rooted && others_give) return longest >= kLeastToRoot;
   if (type.gives_each_a_block()) return longest >= (type.is_rooted ? kLeastFromRoot : kLeast);
   return type.is_rooted ? longest >= kLeastOfBroadcast : longest * live >= kLeastOfAllgather;
 }
