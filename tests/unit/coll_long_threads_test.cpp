@@ -44,7 +44,7 @@ void test_streams(void**) {
     Report report;
     const auto body = [&](int rank, mep_comm_t comm, Report& found) {
       RandomStream shared(seed);
-      const size_t operations = slice(150, 5000);
+      const size_t operations = slice(75, 5000);
       int root = 0;
       for (size_t i = 0; i < operations && !found.bad(); ++i) {
         if (shared.one_in(12)) root = static_cast<int>(shared.below(static_cast<uint64_t>(size)));
