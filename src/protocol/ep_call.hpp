@@ -10,7 +10,7 @@ namespace mep {
 
 struct DispatchInput {
   bool replays = false;
-  bool has_rows = true;  // false: a replay of the routing alone
+  bool has_rows = true;     // false: a replay of the routing alone
   uint32_t timeout_ms = 0;  // of the call; 0: the object's
   mep_dtype_t topk_idx_type = 0;
   uint32_t num_tokens = 0;
