@@ -4,8 +4,9 @@
     torchrun --nproc-per-node 2 perf/deep_ep_calls.py [--tokens 4096] [--sms 24 96] [--rounds 5]
 
 DeepSeek-V3's shape, calls as an engine makes them, eagerly but for the graphs of low latency. Low latency: pairs of
-dispatch (fp8) and combine, one call after the other, with hooks, and in a CUDA graph. Normal mode: the layout, a first dispatch with its wait for counts, one with
-num_worst_tokens, one by a handle, a combine, and what a layer of training sends forward and backward. Microseconds
+dispatch (fp8) and combine, one call after the other, with hooks, with the rows to combine where they are sent from, and
+in a CUDA graph, and pairs whose handle is combined twice more. Normal mode: the layout, a first dispatch with its wait for counts, one with
+num_worst_tokens, one by a handle, a handle combined again, and what a layer of training sends forward and backward. Microseconds
 of a call, the median, then the worst, of the rounds; a round is the mean of 100 pairs, or 20 calls of normal mode, on
 the slowest rank. `host` is the time until the calls have returned. In normal mode DeepEP's dispatches and combines have
 the chunks of CHUNKS that were fastest in a trial before, its own default among them; the last lines name them.
@@ -111,6 +112,7 @@ class Normal:
             handle = self.handles[name]
             found[f"first dispatch {name}"] = lambda x=x: self.first(x)
             found[f"dispatch by handle {name}"] = lambda x=x, handle=handle: self.again(x, handle)
+        found["combine again"] = lambda: self.combine(self.handles["bf16"])
         found["first dispatch, worst"] = lambda: self.first(self.x, num_worst_tokens=self.most)
 
         def pair():
@@ -139,15 +141,18 @@ class LowLatency:
             x, index, weights = draw(tokens, dist.get_rank())
             out = torch.empty_like(x)
 
-            def pair(hooked=False, x=x, index=index, weights=weights, out=out):
+            def pair(hooked=False, in_place=False, x=x, index=index, weights=weights, out=out):
                 _, _, handle, _, hook = self.buffer.low_latency_dispatch(x, index, MOST, EXPERTS,
                                                                          return_recv_hook=hooked)
                 if hooked:
                     hook()
+                if in_place:
+                    self.buffer.get_next_low_latency_combine_buffer(handle)
                 _, _, hook = self.buffer.low_latency_combine(self.y, index, weights, handle, return_recv_hook=hooked,
-                                                             out=out)
+                                                             zero_copy=in_place, out=out)
                 if hooked:
                     hook()
+                return handle
 
             pair()
             torch.cuda.synchronize()
@@ -158,7 +163,16 @@ class LowLatency:
             self.graphs.append(graph)
             found[f"pair, {tokens} tokens"] = pair
             found[f"pair, {tokens} tokens, hooks"] = lambda pair=pair: pair(True)
+            found[f"pair, {tokens} tokens, zero copy"] = lambda pair=pair: pair(in_place=True)
             found[f"pair, {tokens} tokens, graph"] = graph.replay
+
+
+            # Two combines more: DeepEP takes its two buffers in turn, and its graphs want the turn of their capture.
+            def combined_again(pair=pair, index=index, weights=weights, out=out):
+                handle = pair()
+                for _ in range(2):
+                    self.buffer.low_latency_combine(self.y, index, weights, handle, out=out)
+            found[f"pair, {tokens} tokens, 2 combines more"] = combined_again
         return found
 
 
@@ -201,9 +215,9 @@ def main():
         print(f"{dist.get_world_size()} ranks, {torch.cuda.get_device_name()}, PyTorch {torch.__version__}, hidden "
               f"{HIDDEN}, top-{TOP_K} of {EXPERTS}, {chosen.tokens} tokens in normal mode; us, median (worst) of "
               f"{chosen.rounds}")
-        print(f"{'':<12} {'call':<26}" + "".join(f" {name:>19} {'host':>8}" for name in modules) + "  ratio")
+        print(f"{'':<12} {'call':<34}" + "".join(f" {name:>19} {'host':>8}" for name in modules) + "  ratio")
         for (kind, call), by_name in results.items():
-            line, medians = f"{kind:<12} {call:<26}", []
+            line, medians = f"{kind:<12} {call:<34}", []
             for name in modules:
                 totals, hosts = zip(*by_name[name])
                 medians.append(statistics.median(totals))
