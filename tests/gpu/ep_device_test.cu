@@ -231,6 +231,7 @@ void tells(uint64_t seed) {
     mep_ep_view_defaults(&view);
     need(mep_ep_buffer_view(r.ep, 1, &view), "mep_ep_buffer_view");
     std::vector<uint8_t> counts(kLocalExperts * 4);
+    cuda(cudaSetDevice(r.gpu));  // the library maps them on this GPU alone
     cuda(cudaMemcpy(counts.data(), view.recv_count, counts.size(), cudaMemcpyDefault));
     GPU_CHECK(counts == ref.outputs[i].counts, "recv_count of the view");
   }
