@@ -29,7 +29,12 @@ using CountedKernel = void (*)(CollState*, CollCall, CollBlocks);
 CountedKernel counted_kernel();
 CountedKernel counted_reduce_kernel(mep_dtype_t dtype);
 
-// A reduce is an allreduce whose result only the root keeps: any member can give what another one lacks.
+// Between two ranks the root of a reduce is the only one that needs what the other gives, dead or alive.
+__host__ __device__ inline bool is_one_way(const CollCall& call, const CollLayout& layout) {
+  return call.kind == Collective::k_reduce && layout.ranks == 2;
+}
+
+// Else a reduce is an allreduce whose result only the root keeps: any member can give what another one lacks.
 __device__ inline bool keeps_result(const CollState* state, const CollCall& call) {
   return call.kind != Collective::k_reduce || call.root == state->rank;
 }

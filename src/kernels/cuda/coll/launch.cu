@@ -123,11 +123,6 @@ bool is_sliced(const CollCall& call, const CollLayout& layout) {
   return call.kind == Collective::k_reduce && call.bytes >= layout.sliced_reduce_bytes;
 }
 
-// Between two ranks the root of a long reduce is the only one that needs what the other gives, dead or alive.
-bool is_one_way(const CollCall& call, const CollLayout& layout) {
-  return call.kind == Collective::k_reduce && layout.ranks == 2;
-}
-
 CollKernel kernel_of(const CollCall& call, const CollLayout& layout) {
   switch (coll_path(call.kind)) {
     case CollPath::kExchange:

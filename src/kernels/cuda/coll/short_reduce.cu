@@ -1,5 +1,5 @@
 // Short reductions, in packets: of allreduce and reduce contributions are exchanged whole, of reduce-scatter block by
-// block, and every rank adds up what it gets.
+// block, and every rank adds up what it gets. Between two ranks a reduce goes to the root alone.
 #include "kernels/cuda/coll/allreduce.cuh"
 #include "kernels/cuda/coll/packets.cuh"
 
@@ -41,6 +41,8 @@ __device__ void short_reduce(CollState* state, const CollCall& call, CollFrame* 
   auto* receive = static_cast<uint8_t*>(call.receive);
   const bool send_aligned = is_aligned(send);
   const bool scatters = call.kind == Collective::k_reduce_scatter;
+  const bool one_way = is_one_way(call, state->layout);
+  const bool is_root = call.root == state->rank;
   const uint8_t* own = send + (scatters ? state->rank * call.bytes : 0);
   const bool own_aligned = is_aligned(own);
   const bool receive_aligned = is_aligned(receive);
@@ -51,14 +53,16 @@ __device__ void short_reduce(CollState* state, const CollCall& call, CollFrame* 
     const uint32_t target = frame->member_after(k);
     step.store_all(target, call, send + target * call.bytes);
   }
-  for (uint64_t i = first; !scatters && i < call.bytes; i += stride) {
+  const uint64_t given = scatters || (one_way && is_root) ? 0 : call.bytes;
+  for (uint64_t i = first; i < given; i += stride) {
     const uint4 pack = load_user(send, i, call.bytes, send_aligned);
     for (uint32_t k = 1; k < frame->members; ++k) step.store(frame->member_after(k), i, pack);
   }
   test_delay(state, *frame, 1);
   step.announce();
   bool good = true;
-  for (uint64_t i = first; good && i < call.bytes; i += stride) {
+  const uint64_t gotten = one_way && !is_root ? 0 : call.bytes;
+  for (uint64_t i = first; good && i < gotten; i += stride) {
     const uint4 mine = load_user(own, i, call.bytes, own_aligned);
     uint4 total;
     good = reduce_packets<Type>(step, *frame, call.op, i, mine, &total);
@@ -66,7 +70,7 @@ __device__ void short_reduce(CollState* state, const CollCall& call, CollFrame* 
       store_user(receive, i, call.bytes, receive_aligned, total);
   }
   // A CTA beyond the message's end has no packets to wait for.
-  const bool has_packs = uint64_t{blockIdx.x} * kDataThreads * 16 < call.bytes;
+  const bool has_packs = uint64_t{blockIdx.x} * kDataThreads * 16 < gotten;
   if (step.end() && (has_packs || step.wait_for_all()) && scatters) step.confirm();
 }
 
