@@ -1,7 +1,7 @@
 // The combine kernels' instances and launches.
+#include "kernels/cuda/ep/combine.cuh"
 #include "kernels/cuda/ep/expanded.hpp"
 #include "kernels/cuda/ep/instances.hpp"
-#include "kernels/cuda/ep/push.cuh"
 
 namespace mep::device {
 namespace {
@@ -36,6 +36,11 @@ CombineKernel select_combine_kernel(const EpGeometry& g) {
   }
 }
 
+// Whether combine_kernel pushes by itself.
+bool pushes_in_one(const EpGeometry& g) {
+  return g.sizes.high_throughput == 0;
+}
+
 CombineKernel select_push_kernel(const EpGeometry& g) {
   return g.sizes.high_throughput != 0 ? push_terms_kernel<true> : push_terms_kernel<false>;
 }
@@ -50,18 +55,22 @@ void use_folded_terms(const EpLaunch& launch, std::byte* terms, CombineArgs* a) 
   a->returned_weights = reinterpret_cast<float*>(launch.memory.local + g.expanded.values);
 }
 
+int launch_with(CombineKernel kernel, const CombineArgs& a, uint32_t ctas, size_t shared_bytes,
+                cudaStream_t stream) {
+  const cudaError_t allowed =
+      allow_shared_memory(reinterpret_cast<const void*>(kernel), shared_bytes);
+  if (allowed != cudaSuccess) return allowed;
+  launch_kernel(kernel, ctas, kEpThreads, shared_bytes, stream, a);
+  return cudaPeekAtLastError();
+}
+
 int launch_push(const CombineArgs& a, uint32_t ctas, cudaStream_t stream) {
   // More CTAs than these get in each other's way on the link: the same combine takes up to twice the time.
   constexpr uint32_t kMostPushingCtas = 96;
-  const CombineKernel kernel = select_push_kernel(a.g);
   if (a.g.sizes.high_throughput != 0 && a.push != 0 && ctas > kMostPushingCtas) {
     ctas = kMostPushingCtas;
   }
-  const cudaError_t allowed =
-      allow_shared_memory(reinterpret_cast<const void*>(kernel), range_bytes(a.g));
-  if (allowed != cudaSuccess) return allowed;
-  launch_kernel(kernel, ctas, kEpThreads, range_bytes(a.g), stream, a);
-  return cudaPeekAtLastError();
+  return launch_with(select_push_kernel(a.g), a, ctas, range_bytes(a.g), stream);
 }
 
 }  // namespace
@@ -110,23 +119,30 @@ int ep_combine(const EpLaunch& launch, const CombineInput* send, const CombineOu
   if (launch.queues.scratch != nullptr) {
     return launch_queued_combine(a, launch.queues, launch.ctas, order);
   }
-  if (a.push != 0 || a.returned_weights != nullptr) {
+  const bool pushes = a.push != 0 || a.returned_weights != nullptr;
+  const bool in_one = pushes && a.receives != 0 && pushes_in_one(g);
+  if (pushes && !in_one) {
     const int error = launch_push(a, launch.ctas, order);
     if (error != cudaSuccess || a.receives == 0) return error;
     a.sends = 0;
   }
-  launch_kernel(select_combine_kernel(g), a.receives != 0 ? launch.ctas : 1, kEpThreads, 0, order,
-                a);
-  return cudaPeekAtLastError();
+  return launch_with(select_combine_kernel(g), a, a.receives != 0 ? launch.ctas : 1,
+                     in_one ? range_bytes(g) : 0, order);
 }
 
 int load_combine_kernels(const EpGeometry& g, int* ctas_per_sm) {
-  const auto* push = reinterpret_cast<const void*>(select_push_kernel(g));
-  cudaError_t error = allow_shared_memory(push, range_bytes(g));
-  if (error == cudaSuccess) error = resident_ctas_per_sm(push, range_bytes(g), ctas_per_sm);
-  if (error != cudaSuccess) return error;
-  return resident_ctas_per_sm(reinterpret_cast<const void*>(select_combine_kernel(g)), 0,
-                              ctas_per_sm);
+  const struct {
+    CombineKernel kernel;
+    size_t shared_bytes;
+  } kernels[] = {{select_push_kernel(g), range_bytes(g)},
+                 {select_combine_kernel(g), pushes_in_one(g) ? range_bytes(g) : 0}};
+  for (const auto& [kernel, bytes] : kernels) {
+    const auto* function = reinterpret_cast<const void*>(kernel);
+    cudaError_t error = allow_shared_memory(function, bytes);
+    if (error == cudaSuccess) error = resident_ctas_per_sm(function, bytes, ctas_per_sm);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
 }
 
 int ep_load_kernels(const EpGeometry& geometry, bool queued, uint32_t* resident_ctas) {

@@ -1,11 +1,13 @@
 // Combine: every rank says that its experts' terms are ready and gives back the rows it had
 // received; then each sums its tokens' terms in ascending k. Pulled, terms are read where they lie, in
-// the library's memory of the expert's rank: one launch. Pushed, a launch before it writes them to the token's rank (ep/push.cuh).
+// the library's memory of the expert's rank. Pushed, they are written to the token's rank first (ep/push.cuh): in the same
+// launch in low latency, in one before it in high throughput, which takes fewer CTAs for that.
 // Terms of the own rank are read where they lie.
 // kThroughput: a rank is in the place of an expert, and values may go back with the rows. Low latency's kernels are kept free of it: with few tokens each branch shows.
 #pragma once
 
 #include "kernels/cuda/ep/convert.cuh"
+#include "kernels/cuda/ep/push.cuh"
 #include "kernels/cuda/ep/relay.cuh"
 
 namespace mep::device {
@@ -42,6 +44,19 @@ __device__ inline void announce_outputs(const CombineArgs& a, uint64_t epoch, bo
     }
     store_word_release(a.rank_word(a.peer(rank), a.g.combine_ready, table.use, a.g.sizes.rank),
                        signal_tag(epoch, table.use) | combine_payload(told, table.mark));
+  }
+}
+
+// Pushes this CTA's terms; the CTA that comes last tells all ranks.
+template <bool kThroughput>
+__device__ __noinline__ inline void push_and_announce(const CombineArgs& a, uint64_t epoch,
+                                                      bool failed) {
+  __shared__ uint32_t shared_last;
+  failed = __syncthreads_or(failed ? 1 : 0) != 0;
+  if (!failed) push_outputs<kThroughput>(a, launched_shared<uint32_t>());
+  test_delay(a, 8);
+  if (is_last_cta(&a.state()->channel.ticket[0], &shared_last)) {
+    announce_outputs<kThroughput>(a, epoch, failed);
   }
 }
 
@@ -390,6 +405,19 @@ __device__ inline void conclude_combine(const CombineArgs& a, const uint8_t* kin
   fill_status(a, a.op_status, result, contributed, end);
 }
 
+template <bool kThroughput>
+static __global__ void __launch_bounds__(kEpThreads, 2)
+    push_terms_kernel(const __grid_constant__ CombineArgs a) {
+  const DeviceChannel& channel = a.state()->channel;
+  a.read_peers();
+  read_dispatch(a);
+  const uint64_t epoch = a.memory.control->epoch;
+  const bool failed = has_failed(&channel, epoch);
+  __syncthreads();
+  test_delay(a, 7);
+  push_and_announce<kThroughput>(a, epoch, failed);
+}
+
 template <class Type, int kTopK, bool kThroughput>
 __global__ void __launch_bounds__(kEpThreads, 2)
     combine_kernel(const __grid_constant__ CombineArgs a) {
@@ -405,7 +433,9 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   __syncthreads();
   trace(a, 9);
   test_delay(a, 7);
-  if (a.sends != 0) {
+  if (!kThroughput && a.sends != 0 && a.push != 0) {
+    push_and_announce<kThroughput>(a, waiter.epoch, failed);
+  } else if (a.sends != 0) {
     if (blockIdx.x == 0) announce_outputs<kThroughput>(a, waiter.epoch, failed);
   } else if (channel.epoch != waiter.epoch) {
     failed = true;

@@ -341,12 +341,18 @@ struct RowRanges {
   // Calls of(RowOfRange) for the rows of this warp.
   template <class Row>
   __device__ void for_each(Row&& of) const {
+    for_each_piece(1, [&](const RowOfRange& row, uint32_t /*piece*/) { of(row); });
+  }
+  // `pieces` warps share a row: calls of(RowOfRange, piece).
+  template <class Row>
+  __device__ void for_each_piece(uint32_t pieces, Row&& of) const {
     const uint32_t warp = threadIdx.x / kWarpThreads * gridDim.x + blockIdx.x;
-    for (uint32_t number = warp; number < total; number += gridDim.x * kEpWarps) {
+    for (uint32_t at = warp; at < total * pieces; at += gridDim.x * kEpWarps) {
+      const uint32_t number = at / pieces;
       const uint32_t range = range_of(number);
-      const uint32_t at = number - first[range];
+      const uint32_t of_range = number - first[range];
       const auto begin = static_cast<uint32_t>(static_cast<uint64_t>(ranges[range]) >> 32);
-      of(RowOfRange{range, begin + at, at, number});
+      of(RowOfRange{range, begin + of_range, of_range, number}, at % pieces);
     }
   }
 };

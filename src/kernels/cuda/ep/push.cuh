@@ -1,8 +1,8 @@
-// Pushed combine, its first launch: terms that do not lie where the token's rank reads them, and values that go back
-// with rows, are written to that rank. Then it is told, as in a pulled combine.
+// A pushed combine writes terms that do not lie where the token's rank reads them, and values that go back with rows, to
+// that rank.
 #pragma once
 
-#include "kernels/cuda/ep/combine.cuh"
+#include "kernels/cuda/ep/common.cuh"
 
 namespace mep::device {
 
@@ -16,15 +16,34 @@ __device__ inline void return_weights(const CombineArgs& a, uint32_t target, uin
   }
 }
 
-// Every term for a token of another rank to its place there, and what goes back with it; warps take rows in turns.
+// How the warps of all CTAs share the rows of terms: with few rows, several warps a row.
+struct TermPieces {
+  uint32_t count;  // of a row
+  uint32_t bytes;  // of a piece; the last may be shorter
+
+  __device__ TermPieces(uint32_t rows, uint32_t row_bytes) {
+    constexpr uint32_t kLeastBytes = 4 * kRowUnit;  // that copy_row() has under way
+    const uint32_t most = (row_bytes + kLeastBytes - 1) / kLeastBytes;
+    count = min(max(gridDim.x * kEpWarps / max(rows, 1u), 1u), most);
+    bytes = (row_bytes + count * kRowUnit - 1) / (count * kRowUnit) * kRowUnit;
+  }
+  __device__ uint32_t begin(uint32_t piece) const { return piece * bytes; }
+  __device__ uint32_t length(uint32_t piece, uint32_t row_bytes) const {
+    return begin(piece) < row_bytes ? min(bytes, row_bytes - begin(piece)) : 0;
+  }
+};
+
+// Every term for a token of another rank to its place there, and what goes back with it; warps take pieces of rows in turns.
 // first_rows: range_bytes().
 template <bool kThroughput>
 __device__ inline void push_outputs(const CombineArgs& a, uint32_t* first_rows) {
   const uint32_t lane = threadIdx.x % kWarpThreads;
   const uint32_t* entries = a.entries();
   const uint32_t entry_count = a.g.sizes.max_tokens * a.g.row_k;
+  const RowRanges rows(a, first_rows);
+  const TermPieces pieces(rows.total, a.g.combine_row);
   bool first = true;
-  RowRanges(a, first_rows).for_each([&](const RowOfRange& row) {
+  rows.for_each_piece(pieces.count, [&](const RowOfRange& row, uint32_t piece) {
     const uint32_t target = row.range % a.g.sizes.ranks;
     if (!in_mask(peer_table().complete, target) || !a.is_live(target)) return;
     if (first) test_delay_warp(a, 11);
@@ -32,37 +51,23 @@ __device__ inline void push_outputs(const CombineArgs& a, uint32_t* first_rows) 
     const uint64_t index = a.row_index(row.range / a.g.sizes.ranks, row.row);
     const uint32_t entry = entries[index];
     if (entry >= entry_count) return;  // not what a peer of this library writes
-    const std::byte* term = a.y + index * a.g.combine_row;
+    const uint32_t begin = pieces.begin(piece);
+    const uint32_t length = pieces.length(piece, a.g.combine_row);
+    const std::byte* term = a.y + index * a.g.combine_row + begin;
     if (target == a.g.sizes.rank) {
       if (a.own_copy != nullptr) {
-        copy_row(a.own_copy + index * a.g.combine_row, term, a.g.combine_row, lane);
+        copy_row(a.own_copy + index * a.g.combine_row + begin, term, length, lane);
       }
     } else if (!kThroughput || a.push != 0) {
-      copy_row(a.peer(target) + a.g.combine_in + uint64_t{entry} * a.g.combine_row, term,
-               a.g.combine_row, lane);
+      copy_row(a.peer(target) + a.g.combine_in + uint64_t{entry} * a.g.combine_row + begin, term,
+               length, lane);
     }
     if constexpr (kThroughput) {
-      if (a.returned_weights != nullptr) return_weights(a, target, entry, index, lane);
+      if (a.returned_weights != nullptr && piece == 0) {
+        return_weights(a, target, entry, index, lane);
+      }
     }
   });
-}
-
-template <bool kThroughput>
-static __global__ void __launch_bounds__(kEpThreads, 2)
-    push_terms_kernel(const __grid_constant__ CombineArgs a) {
-  auto* const first_rows = launched_shared<uint32_t>();
-  __shared__ uint32_t shared_last;
-  DeviceChannel& channel = a.state()->channel;
-  a.read_peers();
-  read_dispatch(a);
-  const uint64_t epoch = a.memory.control->epoch;
-  const bool failed = __syncthreads_or(has_failed(&channel, epoch) ? 1 : 0) != 0;
-  test_delay(a, 7);
-  if (!failed) push_outputs<kThroughput>(a, first_rows);
-  test_delay(a, 8);
-  if (is_last_cta(&channel.ticket[0], &shared_last)) {
-    announce_outputs<kThroughput>(a, epoch, failed);
-  }
 }
 
 }  // namespace mep::device
