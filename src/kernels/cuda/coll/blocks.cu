@@ -49,7 +49,8 @@ __device__ void blocks(CollState* state, const CollCall& call, CollFrame* frame)
     return;
   }
   const uint32_t senders = !gives ? kFewSenders : (gets ? kHalfSenders : kMostSenders);
-  if (exchange_chunks(state, call, frame, senders, push, own, use)) {
+  if (exchange_chunks(state, call, frame, senders, push, own, use) &&
+      state->layout.confirms_blocks()) {
     confirm_blocks(state, frame, frame->step + chunk_count(state->layout, call.bytes));
   }
 }

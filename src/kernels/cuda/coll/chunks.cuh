@@ -155,10 +155,11 @@ __device__ inline bool exchange_chunks(CollState* state, const CollCall& call, C
       [&](const Team& team, uint64_t number) { use(team, chunks.chunk(first, number)); });
 }
 
-// Steps of an operation whose blocks are for one rank each: chunks, and confirm_blocks().
+// Steps of an operation whose blocks are for one rank each: chunks, and confirm_blocks() where they are confirmed.
 __device__ inline uint64_t block_steps(const CollState* state, const CollFrame& frame,
                                        uint64_t bytes) {
-  return frame.pulls ? 1 : chunk_count(state->layout, bytes) + 1;
+  if (frame.pulls) return 1;
+  return chunk_count(state->layout, bytes) + (state->layout.confirms_blocks() ? 1 : 0);
 }
 
 }  // namespace mep::device

@@ -39,10 +39,9 @@ __device__ void reduce_blocks(CollState* state, const CollCall& call, CollFrame*
     return;
   }
   const uint32_t senders = !gets ? kMostSenders : (scatters ? kThirdSenders : kFewSenders);
-  // A reduce is confirmed by nobody: between two ranks, the one that gets no block lacks nothing.
   if (exchange_chunks(
           state, call, frame, senders, push, [](const Team&, const CollChunk&) {}, use) &&
-      scatters) {
+      scatters && state->layout.confirms_blocks()) {
     confirm_blocks(state, frame, frame->step + chunk_count(state->layout, call.bytes));
   }
 }

@@ -148,14 +148,15 @@ __device__ void blocks_in_packets(CollState* state, const CollCall& call, CollFr
   }
   // The word of a rank that gives nothing says that it has come. So it does for a CTA that has no packs of that rank.
   const bool all_give = gives_each && gets_of_each && call.bytes != 0;
-  if (step.end() && ((all_give && gridDim.x == 1) || step.wait_for_all())) step.confirm();
+  const bool came = step.end() && ((all_give && gridDim.x == 1) || step.wait_for_all());
+  if (came && state->layout.confirms_blocks()) step.confirm();
 }
 
 __global__ void __launch_bounds__(kCollThreads, 1)
     short_blocks_entry(CollState* state, const CollCall call) {
   run_coll<store_word>(
       state, call, [&](CollFrame* frame) { blocks_in_packets(state, call, frame); },
-      [](const CollFrame&) { return uint64_t{2}; });
+      [&](const CollFrame&) { return state->layout.confirms_blocks() ? 2ull : 1ull; });
 }
 
 __global__ void __launch_bounds__(kCollThreads, 1)

@@ -71,7 +71,8 @@ __device__ void short_reduce(CollState* state, const CollCall& call, CollFrame* 
   }
   // A CTA beyond the message's end has no packets to wait for.
   const bool has_packs = uint64_t{blockIdx.x} * kDataThreads * 16 < gotten;
-  if (step.end() && (has_packs || step.wait_for_all()) && scatters) step.confirm();
+  const bool came = step.end() && (has_packs || step.wait_for_all());
+  if (came && scatters && state->layout.confirms_blocks()) step.confirm();
 }
 
 template <typename Type>
@@ -79,7 +80,10 @@ __global__ void __launch_bounds__(kCollThreads, 1)
     short_reduce_entry(CollState* state, const CollCall call) {
   run_coll<store_word>(
       state, call, [&](CollFrame* frame) { short_reduce<Type>(state, call, frame); },
-      [&](const CollFrame&) { return call.kind == Collective::k_reduce_scatter ? 2ull : 1ull; });
+      [&](const CollFrame&) {
+        const bool scatters = call.kind == Collective::k_reduce_scatter;
+        return scatters && state->layout.confirms_blocks() ? 2ull : 1ull;
+      });
 }
 
 }  // namespace

@@ -124,6 +124,11 @@ struct CollLayout {
   MEP_BOTH uint64_t offer_row(uint32_t cta) const {
     return exchange_row(5, cta);
   }
+  // Whether operations whose blocks are for one rank each end with confirm_blocks(). Of two ranks, one that lacks a block
+  // because the other has died is alone with that.
+  MEP_BOTH bool confirms_blocks() const {
+    return ranks > 2;
+  }
   MEP_BOTH uint64_t packets(uint64_t step, uint32_t source) const {
     return exchange_row(6, 0) + (step % kCollSlots * ranks + source) * packet_place_bytes;
   }
