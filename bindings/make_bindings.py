@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes what the bindings have of the tables of operations and of types: make_bindings.py [--check].
+"""Writes what the bindings have of the tables of operations, types and row formats: make_bindings.py [--check].
 
 From src/protocol/operations.def come
   src/core/api/collective_calls.cpp           the C functions, mep_NAME and mep_iNAME
@@ -10,6 +10,8 @@ and from src/protocol/types.def
   bindings/python/mep/_type_numbers.py        constants, names, sizes and what NumPy and DLPack call them
   bindings/python/mep/torch/csrc/types.inc    PyTorch's types
   bindings/fortran/mep_types.f90              the constants, between two comments
+and from src/protocol/row_formats.def
+  bindings/python/mep/_type_numbers.py        scales of rows
 
 --check writes nothing and fails when one of them is not what would be written. Tests compare them with mep.h.
 """
@@ -20,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "src/protocol/operations.def"
 TYPES = ROOT / "src/protocol/types.def"
+ROW_FORMATS = ROOT / "src/protocol/row_formats.def"
 TYPE_COLUMNS = ("number", "constant", "class", "element", "arithmetic", "name", "short", "numpy", "dlpack", "torch")
 COLUMNS = ("name", "class", "takes", "send", "receive", "forms", "backends")
 # The parameters that `takes` stands for, in the order of C, before comm.
@@ -72,6 +75,12 @@ def types():
         row["bytes"] = {"float": 4, "double": 8}.get(row["element"]) or int(re.sub(r"\D", "", row["element"])) // 8
         found.append(row)
     return found
+
+
+def row_scales():
+    """Each scale type: its name, the values that share a scale, and NumPy's type of one."""
+    lines = re.findall(r"^  X\(\w+, \w+, \d+, (\w+), (\d+), (\w+), \w+\)", ROW_FORMATS.read_text(), re.M)
+    return [(scale.lower(), group, {"float": "float32", "uint8_t": "uint8"}[element]) for scale, group, element in lines]
 
 
 def functions(rows):
@@ -160,7 +169,7 @@ def python_text(rows):
 
 
 def python_types_text(rows):
-    lines = ['"""The types of mep.h. Made by bindings/make_bindings.py from the table of types; do not edit."""']
+    lines = ['"""The types of mep.h. Made by bindings/make_bindings.py from the tables of types and row formats; do not edit."""']
     lines += [f"MEP_{row['constant']} = {row['number']}" for row in rows]
 
     def table(head, entries):
@@ -174,6 +183,8 @@ def python_types_text(rows):
                    [f'MEP_{row["constant"]}: ("{row["numpy"]}", "uint{8 * row["bytes"]}")' for row in raw])
     lines += table("DLPACK = {  # (type code, bits) of DLPack",
                    [f"({row['dlpack']}, {8 * row['bytes']}): {row['number']}" for row in rows if row["dlpack"] != "none"])
+    lines += table("SCALES = {  # of rows: the values that share one, and its type",
+                   [f'"{name}": ({group}, "{element}")' for name, group, element in row_scales()])
     return "\n".join(lines + [""])
 
 

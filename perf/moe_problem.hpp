@@ -6,11 +6,13 @@
 #include <vector>
 
 #include "buffer.hpp"
+#include "protocol/row_formats.hpp"
 #include "routing.hpp"
 
 namespace mep::perf {
 
-constexpr uint32_t kScaleBlock = 128;  // values per scale of fp8
+constexpr uint32_t kScaleBlock =  // values per scale of fp8
+    row_format(MEP_FLOAT8_E4M3, MEP_SCALE_FLOAT32).group;
 
 struct MoeShape {
   uint32_t tokens = 0;

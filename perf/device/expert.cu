@@ -5,13 +5,14 @@
 #include <cuda_fp8.h>
 
 #include "device/expert.hpp"
+#include "protocol/row_formats.hpp"
 
 namespace mep::perf {
 namespace {
 
 constexpr uint32_t kThreads = 256;
 constexpr uint32_t kVector = 8;  // values that a thread takes at once
-constexpr uint32_t kScaleBlock = 128;
+constexpr uint32_t kScaleBlock = row_format(MEP_FLOAT8_E4M3, MEP_SCALE_FLOAT32).group;
 
 __device__ float widen(uint16_t bits) {
   return __uint_as_float(static_cast<uint32_t>(bits) << 16);

@@ -47,7 +47,9 @@ struct EpCase {
   size_t input_bytes() const { return hidden * element_bytes(input); }
   size_t wire_bytes() const { return hidden * element_bytes(wire); }
   size_t combine_bytes() const { return hidden * element_bytes(combine); }
-  size_t groups() const { return (hidden + 127) / 128; }
+  size_t groups() const {
+    return (hidden + mep_reference::kScaleGroup - 1) / mep_reference::kScaleGroup;
+  }
   bool has_scales() const { return wire == MEP_FLOAT8_E4M3; }
   size_t scale_bytes() const {
     if (!has_scales()) return 0;

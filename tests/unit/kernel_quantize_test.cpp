@@ -12,11 +12,19 @@ namespace {
 constexpr mep_dtype_t kTokenTypes[] = {MEP_BFLOAT16, MEP_FLOAT16, MEP_FLOAT32};
 constexpr size_t kMaxHidden = 7168;
 
+struct Format {
+  const char* name;
+  mep_scale_type_t scale_type;
+  size_t scale_bytes;
+};
+constexpr Format kFormats[] = {{"float32", MEP_SCALE_FLOAT32, 4}, {"ue8m0", MEP_SCALE_UE8M0, 1}};
+
+constexpr const mep::RowFormat& kFloatScales = mep::row_format(MEP_FLOAT8_E4M3, MEP_SCALE_FLOAT32);
+constexpr const mep::RowFormat& kPowerScales = mep::row_format(MEP_FLOAT8_E4M3, MEP_SCALE_UE8M0);
+
 struct Expected {
-  std::vector<uint8_t> q;
-  std::vector<float> scales;
-  std::vector<uint8_t> q_ue8m0;
-  std::vector<uint8_t> scales_ue8m0;
+  const Format& format;
+  std::vector<uint8_t> q, scales;
 };
 
 // Rows of very different size per group; `kind` chooses what is special about them.
@@ -45,35 +53,28 @@ void check_quantize(const Level& level, mep_dtype_t dtype, const std::vector<uin
   static GuardedMemory out(kMaxHidden + 4096);
   static GuardedMemory scale_memory(4096);
   const size_t hidden = expected.q.size();
-  const size_t groups = expected.scales.size();
+  const size_t bytes = expected.scales.size();
+  const mep::RowFormat& format = mep::row_format(MEP_FLOAT8_E4M3, expected.format.scale_type);
+  const mep::QuantizeFunction kernel =
+      level.kernels->quantize[static_cast<size_t>(format.kind)][dtype];
   uint8_t* x = random.below(3) != 0 ? in.at_end(row.size()) : in.at_start() + random.below(16);
   if (x + row.size() > in.at_end(0)) x = in.at_start();
   if (!row.empty()) std::memcpy(x, row.data(), row.size());
-  const size_t places[] = {0, 16, 64, 1 + random.below(63)};
+  constexpr size_t kAtEnd = SIZE_MAX;
+  const size_t places[] = {0, 16, 64, 1 + random.below(63), kAtEnd};
   for (const bool non_temporal : {false, true}) {
     for (const size_t place : places) {
       out.paint();
       scale_memory.paint();
-      uint8_t* q = out.at_start() + place;
-      uint8_t* scales = scale_memory.at_end(groups * 4);
-      level.kernels->quantize[dtype](x, hidden, q, scales, non_temporal);
-      check_bytes(expected.q.data(), q, hidden, "%s q dtype %u hidden %zu place %zu nt %d",
-                  level.name, dtype, hidden, place, non_temporal);
-      check_bytes(reinterpret_cast<const uint8_t*>(expected.scales.data()), scales, groups * 4,
-                  "%s scales dtype %u hidden %zu", level.name, dtype, hidden);
+      uint8_t* q = place == kAtEnd ? out.at_end(hidden) : out.at_start() + place;
+      uint8_t* scales = scale_memory.at_end(bytes);
+      kernel(x, hidden, q, scales, non_temporal);
+      check_bytes(expected.q.data(), q, hidden, "%s %s q dtype %u hidden %zu place %zu nt %d",
+                  level.name, expected.format.name, dtype, hidden, place, non_temporal);
+      check_bytes(expected.scales.data(), scales, bytes, "%s %s scales dtype %u hidden %zu",
+                  level.name, expected.format.name, dtype, hidden);
       assert_true(out.intact_outside(q, hidden));
-      assert_true(scale_memory.intact_outside(scales, groups * 4));
-      out.paint();
-      scale_memory.paint();
-      q = place == 0 ? out.at_end(hidden) : out.at_start() + place;
-      scales = scale_memory.at_end(groups);
-      level.kernels->quantize_ue8m0[dtype](x, hidden, q, scales, non_temporal);
-      check_bytes(expected.q_ue8m0.data(), q, hidden, "%s ue8m0 q dtype %u hidden %zu", level.name,
-                  dtype, hidden);
-      check_bytes(expected.scales_ue8m0.data(), scales, groups, "%s ue8m0 dtype %u hidden %zu",
-                  level.name, dtype, hidden);
-      assert_true(out.intact_outside(q, hidden));
-      assert_true(scale_memory.intact_outside(scales, groups));
+      assert_true(scale_memory.intact_outside(scales, bytes));
     }
   }
 }
@@ -85,14 +86,12 @@ float decoded(uint8_t q, float scale) {
 void check_row(mep_dtype_t dtype, size_t hidden, size_t kind, RandomStream& random) {
   const std::vector<uint8_t> row = make_row(dtype, hidden, kind, random);
   const size_t groups = (hidden + kScaleGroup - 1) / kScaleGroup;
-  Expected expected{std::vector<uint8_t>(hidden), std::vector<float>(groups),
-                    std::vector<uint8_t>(hidden), std::vector<uint8_t>(groups)};
-  quantize(dtype, row.data(), hidden, MEP_SCALE_FLOAT32, expected.q.data(),
-           reinterpret_cast<uint8_t*>(expected.scales.data()));
-  quantize(dtype, row.data(), hidden, MEP_SCALE_UE8M0, expected.q_ue8m0.data(),
-           expected.scales_ue8m0.data());
-  for (const Level& level : levels()) {
-    check_quantize(level, dtype, row, expected, random);
+  for (const Format& format : kFormats) {
+    Expected expected{format, std::vector<uint8_t>(hidden),
+                      std::vector<uint8_t>(groups * format.scale_bytes)};
+    quantize(dtype, row.data(), hidden, format.scale_type, expected.q.data(),
+             expected.scales.data());
+    for (const Level& level : levels()) check_quantize(level, dtype, row, expected, random);
   }
 }
 
@@ -120,14 +119,14 @@ void nan_and_infinity_are_not_hidden(void**) {
   x[6] = 3;
   uint8_t q[128];
   float scale = 0;
-  mep::quantize_e4m3_row(MEP_FLOAT32, x, 128, q, &scale, false);
+  mep::quantize_row(kFloatScales, MEP_FLOAT32, x, 128, q, &scale, false);
   assert_int_equal(q[5], 0x7f);
   assert_int_equal(q[6], 0x7e);
   x[7] = HUGE_VALF;
   uint8_t power = 0;
-  mep::quantize_e4m3_row(MEP_FLOAT32, x, 128, q, &scale, true);
+  mep::quantize_row(kFloatScales, MEP_FLOAT32, x, 128, q, &scale, true);
   for (const uint8_t code : q) assert_true(std::isnan(decoded(code, scale)));
-  mep::quantize_e4m3_ue8m0_row(MEP_FLOAT32, x, 128, q, &power, true);
+  mep::quantize_row(kPowerScales, MEP_FLOAT32, x, 128, q, &power, true);
   assert_int_equal(power, 255);  // NaN
 }
 
@@ -142,7 +141,7 @@ void large_finite_values_stay_finite(void**) {
       alignas(64) uint8_t q[128];
       uint8_t power = 0;
       for (const bool non_temporal : {false, true}) {
-        mep::quantize_e4m3_ue8m0_row(MEP_FLOAT32, x.data(), hidden, q, &power, non_temporal);
+        mep::quantize_row(kPowerScales, MEP_FLOAT32, x.data(), hidden, q, &power, non_temporal);
         assert_int_equal(power, 247);
         assert_int_equal(q[3], 0x77);
         assert_int_equal(q[4], 0xf7);

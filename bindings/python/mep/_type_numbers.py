@@ -1,4 +1,4 @@
-"""The types of mep.h. Made by bindings/make_bindings.py from the table of types; do not edit."""
+"""The types of mep.h. Made by bindings/make_bindings.py from the tables of types and row formats; do not edit."""
 MEP_INT8 = 1
 MEP_UINT8 = 2
 MEP_INT16 = 3
@@ -35,4 +35,8 @@ RAW = {  # types that NumPy lacks, and the unsigned integers that may hold them
 DLPACK = {  # (type code, bits) of DLPack
     (0, 8): 1, (1, 8): 2, (0, 16): 3, (1, 16): 4, (0, 32): 5, (1, 32): 6, (0, 64): 7, (1, 64): 8,
     (2, 16): 9, (4, 16): 10, (2, 32): 11, (2, 64): 12, (6, 8): 13, (10, 8): 14, (12, 8): 15
+}
+
+SCALES = {  # of rows: the values that share one, and its type
+    "float32": (128, "float32"), "ue8m0": (128, "uint8")
 }

@@ -13,7 +13,7 @@ from ._buffers import (Buffer, Memory, array_at, buffer, dtype_name, dtype_numbe
 from ._call import Closed, Unique, blocking, check, lib
 from ._device import DeviceArray, tensor_at
 from ._ep_results import EpSize, OpStatus, Received
-from ._type_numbers import RAW, SIZES
+from ._type_numbers import RAW, SCALES, SIZES
 from ._types import BufferLike, Given
 from .errors import BusyError, Error, InvalidArgumentError, ThreadError, UnsupportedError
 from .request import OpInfo, OpInfoRecord
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from .comm import Comm
 
 PHASES = ("both", "send", "receive")
+_SCALES = {getattr(_abi, f"MEP_SCALE_{name.upper()}"): facts for name, facts in SCALES.items()}
 _WORDS = {
     "layout": {"low_latency": _abi.MEP_EP_LOW_LATENCY, "slotted": _abi.MEP_EP_SLOTTED,
                "high_throughput": _abi.MEP_EP_HIGH_THROUGHPUT, "expanded": _abi.MEP_EP_EXPANDED},
-    "scale_type": {"float32": _abi.MEP_SCALE_FLOAT32, "ue8m0": _abi.MEP_SCALE_UE8M0},
+    "scale_type": dict(zip(SCALES, _SCALES)),
     "scale_layout": {"row_major": _abi.MEP_SCALE_ROW_MAJOR,
                      "column_major": _abi.MEP_SCALE_COLUMN_MAJOR},
     "on_loss": {"fails": _abi.MEP_EP_LOSS_FAILS, "partial": _abi.MEP_EP_LOSS_PARTIAL,
@@ -129,10 +130,10 @@ class Ep(Unique):
         self.high_throughput: bool = config.layout >= _abi.MEP_EP_HIGH_THROUGHPUT
         self.expanded: bool = config.layout == _abi.MEP_EP_EXPANDED
         self.expert_alignment: int = config.expert_alignment or 1
-        is_byte = self.row_bytes or config.scale_type == _abi.MEP_SCALE_UE8M0
-        self._scale = dtype_number(numpy.uint8 if is_byte else numpy.float32)
+        group, scale = _SCALES[config.scale_type]
+        self._scale = dtype_number("uint8" if self.row_bytes else scale)
         self._row_width: int = self.row_bytes or self.hidden
-        self._scale_width: int = self.side_bytes if self.row_bytes else (self.hidden + 127) // 128
+        self._scale_width: int = self.side_bytes if self.row_bytes else -(-self.hidden // group)
 
     @classmethod
     def attach(cls, comm: "Comm", **options: Any) -> "Ep":

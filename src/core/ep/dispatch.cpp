@@ -181,13 +181,8 @@ mep_result_t EpBuffer::send_token(const DispatchInput& input, uint32_t token) {
     // Once for all experts of the token; the copies below find it in the nearest cache.
     std::byte* quantised = staging_.data() + staged_ * (row_bytes + scale_bytes);
     ++staged_;
-    auto* q = reinterpret_cast<uint8_t*>(quantised);
-    if (shape_.scale_type == MEP_SCALE_FLOAT32) {
-      quantize_e4m3_row(shape_.input_type, row, shape_.hidden, q,
-                        reinterpret_cast<float*>(quantised + row_bytes), false);
-    } else {
-      quantize_e4m3_ue8m0_row(shape_.input_type, row, shape_.hidden, q, q + row_bytes, false);
-    }
+    quantize_row(shape_.wire(), shape_.input_type, row, shape_.hidden, quantised,
+                 quantised + row_bytes, false);
     row = quantised;
     scales = quantised + row_bytes;
   }

@@ -61,7 +61,7 @@ mep_result_t check_enumerators(const mep_ep_config_t& config) {
   if (config.layout > MEP_EP_EXPANDED) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "layout %u does not exist", config.layout);
   }
-  if (config.scale_type > MEP_SCALE_UE8M0) {
+  if (!scale_type_exists(config.scale_type)) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "scale_type %u does not exist", config.scale_type);
   }
   if (config.scale_layout > MEP_SCALE_COLUMN_MAJOR) {
@@ -183,17 +183,17 @@ mep_result_t resolve_typed(const mep_ep_config_t& config, EpShape* shape) {
   }
   shape->input_type = config.input_type != 0 ? config.input_type : mep_dtype_t{MEP_BFLOAT16};
   shape->wire_type = config.wire_type != 0 ? config.wire_type : shape->input_type;
+  shape->scale_type = config.scale_type;
   shape->combine_type = config.combine_type;
   if (shape->combine_type == 0) {
     shape->combine_type =
-        shape->input_type == MEP_FLOAT8_E4M3 ? mep_dtype_t{MEP_BFLOAT16} : shape->input_type;
+        shape->input().has_scales() ? mep_dtype_t{MEP_BFLOAT16} : shape->input_type;
   }
-  shape->scale_type = config.scale_type;
-  if (!is_float16_or_32(shape->input_type) && shape->input_type != MEP_FLOAT8_E4M3) {
+  if (shape->input().kind == RowFormatKind::kNone) {
     return fail(MEP_ERR_UNSUPPORTED, "input_type %u: bf16, f16, f32 and e4m3 are built",
                 shape->input_type);
   }
-  if (shape->wire_type != shape->input_type && shape->wire_type != MEP_FLOAT8_E4M3) {
+  if (shape->quantizes() && !shape->wire().has_scales()) {
     return fail(MEP_ERR_UNSUPPORTED, "wire_type %u: it is the input type or e4m3",
                 shape->wire_type);
   }
@@ -274,11 +274,6 @@ mep_result_t compare_configs(Comm& comm, const EpShape& shape, const std::string
 }
 
 }  // namespace
-
-size_t EpShape::scale_row_bytes() const {
-  if (is_opaque() || !has_scales()) return side_bytes;
-  return scale_groups(hidden) * (scale_type == MEP_SCALE_FLOAT32 ? sizeof(float) : 1);
-}
 
 uint64_t hash_bytes(uint64_t seed, const void* bytes, size_t count) {
   Hash hash(seed);

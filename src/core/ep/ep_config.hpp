@@ -10,6 +10,7 @@
 #include "core/comm/agreement.hpp"
 #include "core/comm/comm.hpp"
 #include "mep.h"
+#include "protocol/row_formats.hpp"
 
 namespace mep {
 
@@ -52,10 +53,13 @@ struct EpShape {
   mep_ep_loss_t on_loss = MEP_EP_LOSS_FAILS;
 
   bool is_opaque() const { return row_bytes != 0; }
-  // e4m3 on the wire: rows carry scales. If x is e4m3 already, the caller gives them, as the side words of opaque rows.
-  bool has_scales() const { return wire_type == MEP_FLOAT8_E4M3 || side_bytes != 0; }
-  bool takes_scales() const { return input_type == MEP_FLOAT8_E4M3 || side_bytes != 0; }
-  bool quantizes() const { return has_scales() && !takes_scales(); }
+  // kNone for opaque rows.
+  const RowFormat& input() const { return row_format(input_type, scale_type); }
+  const RowFormat& wire() const { return row_format(wire_type, scale_type); }
+  // If x has the wire's type, the caller gives the scales, as the side words of opaque rows.
+  bool has_scales() const { return scale_row_bytes() != 0; }
+  bool takes_scales() const { return has_scales() && !quantizes(); }
+  bool quantizes() const { return wire_type != input_type; }
   bool slotted() const { return layout == MEP_EP_SLOTTED; }
   bool expanded() const { return layout == MEP_EP_EXPANDED; }
   bool has_row_memory() const { return (flags & MEP_EP_NO_ROW_MEMORY) == 0; }
@@ -77,15 +81,13 @@ struct EpShape {
   }
   // Rows of recv_x and combine_input in mep_ep_view_t.
   uint64_t view_rows() const { return expanded() ? expanded_rows() : rows(); }
-  size_t input_row_bytes() const {
-    return is_opaque() ? row_bytes : hidden * mep_dtype_size(input_type);
-  }
-  size_t wire_row_bytes() const {
-    return is_opaque() ? row_bytes : hidden * mep_dtype_size(wire_type);
-  }
+  size_t input_row_bytes() const { return is_opaque() ? row_bytes : input().row_bytes(hidden); }
+  size_t wire_row_bytes() const { return is_opaque() ? row_bytes : wire().row_bytes(hidden); }
   size_t combine_row_bytes() const { return hidden * mep_dtype_size(combine_type); }
   // 0 without scales.
-  size_t scale_row_bytes() const;
+  size_t scale_row_bytes() const {
+    return is_opaque() ? side_bytes : wire().scales(hidden) * wire().scale_bytes;
+  }
 };
 
 // Fields of the config that are for GPUs alone.

@@ -8,8 +8,6 @@
 namespace mep {
 namespace {
 
-constexpr size_t kGroup = kScaleGroup;
-
 // Stores past the caches pay only in whole lines, and each has to be aligned. Where the output does
 // not begin with a line, plain stores are used.
 inline bool can_stream(const uint8_t* to) {
@@ -50,7 +48,7 @@ inline F32 larger_number(F32 value, F32 best) {
 }
 
 // max(1e-4f, max|x|) of up to kGroup values.
-template <class From>
+template <class From, size_t kGroup>
 inline float group_maximum(const uint8_t* from, size_t count) {
   constexpr size_t kVectors = kGroup / kLanes;
   F32 best = splat<F32>(1e-4f);
@@ -72,7 +70,7 @@ inline float group_maximum(const uint8_t* from, size_t count) {
   return largest_lane(best);
 }
 
-template <class From, bool kStream>
+template <class From, size_t kGroup, bool kStream>
 inline void quantize_group(const uint8_t* from, uint8_t* q, float factor, size_t count) {
   using E4m3 = Float8Format<E4M3Format>;
   constexpr size_t kVectors = kGroup / kLanes;
@@ -122,25 +120,25 @@ struct Ue8m0Scale {
   }
 };
 
-template <class From, class Scale, bool kStream>
-inline void quantize_row(const uint8_t* from, size_t hidden, uint8_t* q, void* scales) {
+template <class From, class Scale, size_t kGroup, bool kStream>
+inline void quantize_groups(const uint8_t* from, size_t hidden, uint8_t* q, void* scales) {
   for (size_t group = 0, i = 0; i < hidden; ++group, i += kGroup) {
     const size_t count = hidden - i < kGroup ? hidden - i : kGroup;
     const uint8_t* values = from + i * From::kElement;
-    const float factor = Scale::put(scales, group, group_maximum<From>(values, count));
-    quantize_group<From, kStream>(values, q + i, factor, count);
+    const float factor = Scale::put(scales, group, group_maximum<From, kGroup>(values, count));
+    quantize_group<From, kGroup, kStream>(values, q + i, factor, count);
     Scale::cap(q + i, count, scales, group);
   }
 }
 
-template <class From, class Scale>
+template <class From, class Scale, size_t kGroup>
 void quantize(const void* x, size_t hidden, uint8_t* q, void* scales, bool non_temporal) {
   const uint8_t* from = static_cast<const uint8_t*>(x);
   if (non_temporal && can_stream(q)) {
-    quantize_row<From, Scale, true>(from, hidden, q, scales);
+    quantize_groups<From, Scale, kGroup, true>(from, hidden, q, scales);
     fence_streamed();
   } else {
-    quantize_row<From, Scale, false>(from, hidden, q, scales);
+    quantize_groups<From, Scale, kGroup, false>(from, hidden, q, scales);
   }
 }
 

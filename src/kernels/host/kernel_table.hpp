@@ -18,13 +18,13 @@ using CombineFunction = void (*)(void* out, const void* const* rows, const float
 
 inline constexpr size_t kDtypeSlots = kTypeSlots;  // indexed by mep_dtype_t; NULL: no kernel
 inline constexpr size_t kOpSlots = MEP_XOR + 1;    // indexed by mep_op_t
+inline constexpr size_t kRowFormatSlots = static_cast<size_t>(RowFormatKind::kEnd);
 
 struct KernelTable {
   ReduceFunction reduce[kDtypeSlots][kOpSlots];
   ToF32Function to_f32[kDtypeSlots];
   FromF32Function from_f32[kDtypeSlots];
-  QuantizeFunction quantize[kDtypeSlots];        // scales: float
-  QuantizeFunction quantize_ue8m0[kDtypeSlots];  // scales: uint8_t
+  QuantizeFunction quantize[kRowFormatSlots][kDtypeSlots];
   CombineFunction combine[kDtypeSlots];
   void (*copy_past_caches)(void* destination, const void* source, size_t bytes);
 };

@@ -88,14 +88,10 @@ void convert_from_f32(mep_dtype_t dtype, const float* in, void* out, size_t coun
   run(active_kernels().from_f32, dtype, in, out, count);
 }
 
-void quantize_e4m3_row(mep_dtype_t dtype, const void* x, size_t hidden, uint8_t* q, float* scales,
-                       bool non_temporal) {
-  run(active_kernels().quantize, dtype, x, hidden, q, scales, non_temporal);
-}
-
-void quantize_e4m3_ue8m0_row(mep_dtype_t dtype, const void* x, size_t hidden, uint8_t* q,
-                             uint8_t* scales, bool non_temporal) {
-  run(active_kernels().quantize_ue8m0, dtype, x, hidden, q, scales, non_temporal);
+void quantize_row(const RowFormat& format, mep_dtype_t dtype, const void* x, size_t hidden, void* q,
+                  void* scales, bool non_temporal) {
+  const auto& row = active_kernels().quantize[static_cast<size_t>(format.kind)];
+  run(row, dtype, x, hidden, static_cast<uint8_t*>(q), scales, non_temporal);
 }
 
 void combine_rows(mep_dtype_t dtype, void* out, const void* const* rows, const float* weights,

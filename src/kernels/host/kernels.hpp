@@ -21,15 +21,10 @@
 #include <cstdint>
 
 #include "mep.h"
+#include "protocol/row_formats.hpp"
 #include "protocol/types.hpp"
 
 namespace mep {
-
-// Values that share one scale when a row is quantised; the last group of a row may be shorter.
-inline constexpr size_t kScaleGroup = 128;
-constexpr size_t scale_groups(size_t hidden) {
-  return (hidden + kScaleGroup - 1) / kScaleGroup;
-}
 
 // The types of tokens: what quantise takes and combine works on.
 constexpr bool is_float16_or_32(mep_dtype_t dtype) {
@@ -63,20 +58,19 @@ void reduce_rows(mep_dtype_t dtype, mep_op_t op, void* out, const void* const* i
 void convert_to_f32(mep_dtype_t dtype, const void* in, float* out, size_t count);
 void convert_from_f32(mep_dtype_t dtype, const float* in, void* out, size_t count);
 
-// Quantises one row of `hidden` values of `dtype` (f16, bf16, f32) to e4m3. Per group of 128:
-// a = max(1e-4f, max|x|), NaN not counted; scale = a * (1.0f / 448); q = e4m3(x * (448 / a)).
-// x NaN gives q 0x7f. A group with an infinity has the scale +inf and finite values become 0, so
-// that all of it is NaN when dequantised: an overflow is never hidden.
-// scales: scale_groups(hidden) values. x must not overlap the outputs.
-void quantize_e4m3_row(mep_dtype_t dtype, const void* x, size_t hidden, uint8_t* q, float* scales,
-                       bool non_temporal);
-
-// The same with scales that are powers of two, stored as their biased exponent:
-// e = ceil(log2(a * (1.0f / 448))); q = e4m3(x * 2^-e); scale byte = e + 127. With e = 120 a
-// magnitude that rounds to 256 becomes 240, since 2^128 is infinite: finite stays finite. A group with an
-// infinity has the scale byte 255, which is NaN.
-void quantize_e4m3_ue8m0_row(mep_dtype_t dtype, const void* x, size_t hidden, uint8_t* q,
-                             uint8_t* scales, bool non_temporal);
+// Quantises one row of `hidden` values of `dtype` (f16, bf16, f32) to e4m3, with the scales of
+// `format`. For each group a = max(1e-4f, max|x|), NaN not counted. x NaN gives q 0x7f. A group with
+// an infinity has a scale that is not finite, so that all of it is NaN when dequantised: an overflow
+// is never hidden.
+//   float32  scale = a * (1.0f / 448); q = e4m3(x * (448 / a)). With an infinity the scale is +inf
+//            and finite values become 0.
+//   UE8M0    powers of two, stored as their biased exponent: e = ceil(log2(a * (1.0f / 448)));
+//            q = e4m3(x * 2^-e); scale byte = e + 127. With e = 120 a magnitude that rounds to 256
+//            becomes 240, since 2^128 is infinite: finite stays finite. With an infinity the scale
+//            byte is 255, which is NaN.
+// scales: format.scales(hidden) of them. x must not overlap the outputs.
+void quantize_row(const RowFormat& format, mep_dtype_t dtype, const void* x, size_t hidden, void* q,
+                  void* scales, bool non_temporal);
 
 // acc = +0; for each row in order acc = acc + (weights[r] * rows[r][i]), product and sum each
 // rounded to float32; out[i] = acc rounded once to `dtype` (f16, bf16, f32). weights NULL: all 1. A

@@ -8,8 +8,6 @@
 
 namespace mep::device {
 
-constexpr uint32_t kUnitGroups = 4;  // of 128 values, in a unit that is quantised
-
 // Where one copy of a token's row goes.
 struct RowTarget {
   std::byte* row;
@@ -34,6 +32,7 @@ __device__ inline void for_each_target(const RowTarget* targets, uint32_t count,
 
 // The wire has the type of x.
 struct CopyCodec {
+  static constexpr bool kIsCommon = true;
   static constexpr uint32_t kUnitBytes = kWarpThreads * 16;
   struct Values {
     uint4 bits;
@@ -97,11 +96,14 @@ struct CopyCodec {
   }
 };
 
-// e4m3 on the wire. A lane has sixteen values, eight lanes one group of 128.
-template <class Input, class Scale>
+// e4m3 on the wire, with a scale for each kGroup values. A lane has sixteen values.
+template <class Input, class Scale, uint32_t kGroup>
 struct QuantizeCodec {
+  // Seldom used types have general kernels alone.
+  static constexpr bool kIsCommon = std::is_same_v<Input, Bfloat16>;
   static constexpr uint32_t kValues = 16;
-  static constexpr uint32_t kGroupLanes = kScaleValues / kValues;
+  static constexpr uint32_t kGroupLanes = kGroup / kValues;
+  static constexpr uint32_t kUnitGroups = kWarpThreads / kGroupLanes;
   static constexpr uint32_t kLoads = kValues / Input::kLanes;
   static constexpr uint32_t kUnitBytes = kWarpThreads * kValues * Input::kBytes;  // of x
   struct Values {
@@ -171,7 +173,7 @@ struct QuantizeCodec {
       gathered[lane / kGroupLanes] = scale;
       return;
     }
-    const uint64_t scale_at = first / kScaleValues * source.scale_group_step;
+    const uint64_t scale_at = first / kGroup * source.scale_group_step;
     for_each_target<kTopK>(targets, count, [&](const RowTarget& target) {
       Scale::store(target.scales + scale_at, scale);
     });
@@ -183,12 +185,17 @@ template <class Choose>
 auto with_codec(const EpSizes& sizes, Choose&& choose) {
   const auto quantizing = [&](auto input) {
     using Input = typename decltype(input)::type;
-    return sizes.scale_type == MEP_SCALE_UE8M0
-               ? choose(std::type_identity<QuantizeCodec<Input, Ue8m0Scale>>{})
-               : choose(std::type_identity<QuantizeCodec<Input, FloatScale>>{});
+    switch (row_format(sizes.wire_type, sizes.scale_type).kind) {
+#define MEP_CHOOSE(name, value, bits, scale, group, element, codec) \
+  case RowFormatKind::k_##name:                                     \
+    return choose(std::type_identity<QuantizeCodec<Input, codec, group>>{});
+      MEP_SCALED_ROW_FORMATS(MEP_CHOOSE)
+#undef MEP_CHOOSE
+      default:
+        return choose(std::type_identity<CopyCodec>{});
+    }
   };
-  const bool quantizes = sizes.wire_type == MEP_FLOAT8_E4M3 && sizes.input_type != MEP_FLOAT8_E4M3;
-  if (!quantizes) return choose(std::type_identity<CopyCodec>{});
+  if (sizes.wire_type == sizes.input_type) return choose(std::type_identity<CopyCodec>{});
   if (sizes.input_type == MEP_FLOAT16) return quantizing(std::type_identity<Float16>{});
   if (sizes.input_type == MEP_FLOAT32) return quantizing(std::type_identity<Float32>{});
   return quantizing(std::type_identity<Bfloat16>{});

@@ -25,22 +25,12 @@ DispatchKernel dispatch_kernel_for(uint32_t top_k) {
   }
 }
 
-// Seldom used types have the general kernel alone.
-template <class Input>
-DispatchKernel general_kernel(uint32_t scale_type) {
-  if (scale_type == MEP_SCALE_UE8M0) return dispatch_kernel<QuantizeCodec<Input, Ue8m0Scale>, 0>;
-  return dispatch_kernel<QuantizeCodec<Input, FloatScale>, 0>;
-}
-
 DispatchKernel select_dispatch_kernel(const EpSizes& sizes) {
-  const bool quantizes = sizes.wire_type == MEP_FLOAT8_E4M3 && sizes.input_type != MEP_FLOAT8_E4M3;
-  if (!quantizes) return dispatch_kernel_for<CopyCodec>(sizes.top_k);
-  if (sizes.input_type == MEP_FLOAT16) return general_kernel<Float16>(sizes.scale_type);
-  if (sizes.input_type == MEP_FLOAT32) return general_kernel<Float32>(sizes.scale_type);
-  if (sizes.scale_type == MEP_SCALE_UE8M0) {
-    return dispatch_kernel_for<QuantizeCodec<Bfloat16, Ue8m0Scale>>(sizes.top_k);
-  }
-  return dispatch_kernel_for<QuantizeCodec<Bfloat16, FloatScale>>(sizes.top_k);
+  return with_codec(sizes, [&sizes](auto codec) -> DispatchKernel {
+    using Codec = typename decltype(codec)::type;
+    if constexpr (Codec::kIsCommon) return dispatch_kernel_for<Codec>(sizes.top_k);
+    return dispatch_kernel<Codec, 0>;
+  });
 }
 
 static __global__ void __launch_bounds__(kEpThreads, 2)

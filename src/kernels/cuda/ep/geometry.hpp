@@ -42,11 +42,11 @@
 #include "kernels/cuda/device/control.hpp"
 #include "kernels/cuda/ep/expanded_layout.hpp"
 #include "mep.h"
+#include "protocol/row_formats.hpp"
 
 namespace mep::device {
 
 constexpr uint32_t kChunkTokens = 32;
-constexpr uint32_t kScaleValues = 128;
 constexpr uint64_t kNowhere = uint64_t{1} << 62;
 
 struct EpSizes {
@@ -146,8 +146,8 @@ class EpPlaces {
 
 inline void set_ep_rows(EpGeometry* g) {
   const EpSizes& sizes = g->sizes;
-  const auto width = [](uint32_t type) -> uint32_t {
-    return type == MEP_FLOAT32 ? 4 : type == MEP_FLOAT8_E4M3 ? 1 : 2;
+  const auto bytes = [&sizes](uint32_t type) {
+    return static_cast<uint32_t>(row_format(type, sizes.scale_type).row_bytes(sizes.hidden));
   };
   const bool high_throughput = sizes.high_throughput != 0;
   g->places = sizes.ranks * sizes.local_experts;
@@ -157,9 +157,9 @@ inline void set_ep_rows(EpGeometry* g) {
   g->count_words = high_throughput ? sizes.ranks + sizes.local_experts : g->places;
   g->rows_per_expert = sizes.ranks * sizes.max_tokens;
   const bool opaque = sizes.row_bytes != 0;
-  g->input_row = opaque ? sizes.row_bytes : sizes.hidden * width(sizes.input_type);
-  g->wire_row = opaque ? sizes.row_bytes : sizes.hidden * width(sizes.wire_type);
-  g->combine_row = sizes.hidden * width(sizes.combine_type);
+  g->input_row = opaque ? sizes.row_bytes : bytes(sizes.input_type);
+  g->wire_row = opaque ? sizes.row_bytes : bytes(sizes.wire_type);
+  g->combine_row = bytes(sizes.combine_type);
   g->chunks = (sizes.max_tokens + kChunkTokens - 1) / kChunkTokens;
 }
 
@@ -167,9 +167,9 @@ inline void set_ep_rows(EpGeometry* g) {
 inline uint64_t set_ep_scales(EpGeometry* g) {
   const EpSizes& sizes = g->sizes;
   const bool opaque = sizes.row_bytes != 0;
-  if (!opaque && sizes.wire_type != MEP_FLOAT8_E4M3) return 0;
-  g->scale_bytes = opaque || sizes.scale_type == MEP_SCALE_FLOAT32 ? 4 : 1;
-  g->groups = opaque ? sizes.side_bytes / 4 : (sizes.hidden + kScaleValues - 1) / kScaleValues;
+  const RowFormat& wire = row_format(sizes.wire_type, sizes.scale_type);
+  g->scale_bytes = opaque ? 4 : wire.scale_bytes;
+  g->groups = opaque ? sizes.side_bytes / 4 : static_cast<uint32_t>(wire.scales(sizes.hidden));
   if (g->groups == 0) return 0;
   const uint64_t unit = 16 / g->scale_bytes;
   const uint64_t pitch = (g->rows_per_expert + unit - 1) / unit * unit;
