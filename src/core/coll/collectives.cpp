@@ -8,6 +8,7 @@
 
 #include "base/status.hpp"
 #include "base/test_delay.hpp"
+#include "core/coll/pair_blocks.hpp"
 #include "core/coll/steps.hpp"
 
 namespace mep {
@@ -120,10 +121,14 @@ void Collectives::note_number(Operation& operation) {
   operation.contributors = &adopted().live;
   const CollectiveType& type = type_of(operation);
   const bool only_root = type.only_root_gives();
-  operation.is_small =
-      operation.given_bytes <= (only_root ? eager_.rooted_bytes() : eager_.payload_bytes());
+  const bool may_end = may_end_at_root(*this, operation);
+  const size_t most = may_end     ? eager_.bytes_before_ends()
+                      : only_root ? eager_.rooted_bytes()
+                                  : eager_.payload_bytes();
+  operation.is_small = operation.given_bytes <= most;
   operation.is_long = operation.is_small && operation.given_bytes > eager_.payload_bytes();
-  operation.enters_directly = !operation.is_small && !type.has_counts &&
+  operation.ends_at_root = may_end && !operation.is_small;
+  operation.enters_directly = !operation.is_small && !operation.ends_at_root && !type.has_counts &&
                               eager_.may_enter_directly(/*is_rooted=*/type.is_rooted);
   if (only_root && operation.is_small) {
     operation.fingerprint = operation.is_long
@@ -236,9 +241,11 @@ void Collectives::succeed_settled(Operation& operation) {
     }
   }
   const mep_result_t result = settle_result(operation);
-  // Only the root's contribution is retained where only the root gives, but every rank's record names all live ranks as
-  // contributors.
-  if (type_of(operation).only_root_gives()) operation.contributors = &adopted().live;
+  // Only the root's contribution is retained where only the root gives or its word ends the operation, but every rank's
+  // record names all live ranks as contributors.
+  if (type_of(operation).only_root_gives() || operation.ends_at_root) {
+    operation.contributors = &adopted().live;
+  }
   finish(operation, result);
   const std::lock_guard lock(engine_.mutex());
   retained_pending_.erase(operation.seq);

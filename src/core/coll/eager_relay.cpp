@@ -48,7 +48,9 @@ void EagerRing::set_targets() {
 }
 
 mep_result_t EagerRing::relay(const Operation& operation) {
-  if (acts_as_leader_ && batch_sent_ != operation.seq) MEP_TRY(send_batch(operation, true));
+  if (acts_as_leader_ && batch_sent_ != operation.seq && !operation.ends_at_root) {
+    MEP_TRY(send_batch(operation, true));
+  }
   MEP_TRY(take_batches(operation));
   if (!acts_as_leader_) return MEP_SUCCESS;
   if (host_acknowledged_ < last_.long_or_failed) note_roots(operation.seq);

@@ -2,7 +2,8 @@
 //
 //   slot of (use, source):   u64 signal word | payload
 //   word of seq n:           tag(epoch, n / depth), payload 2 flags + 22 bits fingerprint
-//   flags                    rooted: from a root, whose contribution alone is enough for the result
+//   flags                    rooted: from a root, whose contribution alone is enough for the result. Without
+//                            data in a large operation: all ranks have what they get
 //                            entry only: of a large operation, whose data is elsewhere, so not enough for it
 //                            both: a root's long contribution, whose data is in a long area and enough
 //
@@ -88,6 +89,8 @@ class EagerRing {
   size_t payload_bytes() const { return most_.payload; }
   // The same where only the root gives.
   size_t rooted_bytes() const { return most_.rooted; }
+  // The same of operations that their root may end (pair_blocks.hpp). In small ones a relay sends all blocks to all ranks.
+  size_t bytes_before_ends() const { return has_relay_ ? kMappedPayloadBytes : most_.payload; }
 
   // `remotes` by comm rank, the own one included; both outlive this object.
   void open(uint32_t rank, const std::vector<Remote>* remotes);
@@ -133,6 +136,12 @@ class EagerRing {
   // For a contribution that has come: its data is elsewhere.
   bool is_entry_only(uint64_t seq, uint32_t source) const {
     return (signal_payload(load_signal(window_, slot_offset(seq, source))) & kEntryOnly) != 0;
+  }
+  // The root's last word of a large operation that it ends has come.
+  bool has_ended(const Operation& operation, uint32_t root) const {
+    const uint64_t word = load_signal(window_, slot_offset(operation.seq, root));
+    return signal_matches(word, tag(operation.epoch, operation.seq)) && is_rooted(word) &&
+           same_call(word, operation);
   }
   // The call of `source`, if it was a root that waits for nobody: its contribution says it. False: it was none, or the
   // contribution is not here.

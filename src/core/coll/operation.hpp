@@ -107,6 +107,7 @@ struct Operation : OperationState<Operation>, StepState {
   bool is_small = false;         // its data goes in eager slots
   bool is_long = false;          // small, but the root's contribution is in a long area
   bool enters_directly = false;  // its entry goes to each rank, behind the first data for it
+  bool ends_at_root = false;     // large, and the word of its root ends it (pair_blocks.hpp)
   uint32_t fingerprint = 0;      // of what must be the same on all ranks
   bool is_internal = false;      // no call of the user's: mep_comm_last_op does not report it
   // Whose contributions are in the result: the live ranks of its epoch.

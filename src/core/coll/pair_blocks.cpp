@@ -265,6 +265,73 @@ bool have_landed(Collectives& comm, const Operation& operation) {
   });
 }
 
+// --- Large, ended at the root ---------------------------------------------------------------------
+
+// kDone: all others have entered, so each has given all.
+Step collect_at_root(Collectives& comm, Operation& operation) {
+  if (comm.eager().takes_batches() && relay_step(comm, operation) == Step::kFailed) {
+    return Step::kFailed;
+  }
+  const std::vector<uint32_t>& sources = *operation.contributors;
+  for (; operation.cursor < sources.size(); ++operation.cursor) {
+    const uint32_t source = sources[operation.cursor];
+    bool mismatch = false;
+    if (source == comm.rank()) continue;
+    if (!comm.eager().arrived(operation, source, &mismatch)) {
+      return look_for_mismatch(comm, operation);
+    }
+    if (mismatch) return mismatch_step(comm, operation, source);
+    comm.eager().note_entered(source, operation.seq);
+  }
+  operation.cursor = 0;
+  return Step::kDone;
+}
+
+// The entries stand for "posted" of all sections.
+Step move_with_entries(Collectives& comm, Operation& operation) {
+  operation.chunk_entered = Pipeline::kRing;
+  return move_pair_blocks(comm, operation, comm.pipeline().sections_of(operation.bytes));
+}
+
+Step end_as_root(Collectives& comm, Operation& operation) {
+  if (is_in(operation, LargePhase::kBegin)) {
+    const Step collected = collect_at_root(comm, operation);
+    if (collected != Step::kDone) return collected;
+    go_to(operation, LargePhase::kMove);
+  }
+  if (is_in(operation, LargePhase::kMove)) {
+    const Step moved = move_with_entries(comm, operation);
+    if (moved != Step::kDone) return moved;
+    go_to(operation, LargePhase::kFinish);
+  }
+  MEP_TEST_DELAY_POINT("large finish");
+  return enter_small(comm, operation, nullptr, 0, EagerRing::kRooted);
+}
+
+Step end_by_root(Collectives& comm, Operation& operation) {
+  if (is_in(operation, LargePhase::kBegin)) {
+    const Step moved = move_with_entries(comm, operation);
+    if (moved != Step::kDone) return moved;
+    go_to(operation, LargePhase::kEnter);
+  }
+  if (is_in(operation, LargePhase::kEnter)) {
+    const Step entered = enter_large(comm, operation);
+    if (entered != Step::kDone) return entered;
+    go_to(operation, LargePhase::kFinish);
+  }
+  const auto root = static_cast<uint32_t>(operation.args.root);
+  return comm.eager().has_ended(operation, root) ? Step::kDone : look_for_mismatch(comm, operation);
+}
+
+Step step_ended_at_root(Collectives& comm, Operation& operation) {
+  const bool is_root = static_cast<uint32_t>(operation.args.root) == comm.rank();
+  const Step ended = is_root ? end_as_root(comm, operation) : end_by_root(comm, operation);
+  if (ended != Step::kDone) return ended;
+  comm.pipeline().advance(comm.pipeline().sections_of(operation.bytes));
+  comm.eager().note_all_entered(operation.seq);
+  return Step::kDone;
+}
+
 Step step_pair_alone(Collectives& comm, Operation& operation) {
   take_own_pair_block(comm, operation);
   comm.eager().note_all_entered(operation.seq);
@@ -272,6 +339,14 @@ Step step_pair_alone(Collectives& comm, Operation& operation) {
 }
 
 }  // namespace
+
+bool may_end_at_root(const Collectives& comm, const Operation& operation) {
+  const CollectiveType& type = type_of(operation);
+  if (!type.is_rooted || type.has_counts || type.only_root_gives()) return false;
+  return comm.eager().is_apart() && comm.pipeline().live().size() > 1 &&
+         comm.eager().groups().own().leader() == static_cast<uint32_t>(operation.args.root) &&
+         comm.pipeline().sections_of(operation.bytes) <= Pipeline::kRing;
+}
 
 Step step_large_pairs(Collectives& comm, Operation& operation) {
   const uint64_t sections = comm.pipeline().sections_of(operation.bytes);
@@ -386,19 +461,23 @@ Step move_pair_blocks(Collectives& comm, Operation& operation, uint64_t sections
     ++operation.chunk;
   }
   if (!are_put || !have_landed(comm, operation)) return Step::kPending;
-  comm.pipeline().advance(sections);
+  // A root may still end the operation as a mismatch, in which no rank uses chunks.
+  if (!operation.ends_at_root) comm.pipeline().advance(sections);
   if (!type_of(operation).takes_op) copy_own_block(comm, operation);
   return Step::kDone;
 }
 
 Step step_pair_blocks(Collectives& comm, Operation& operation) {
   if (comm.adopted().live.size() == 1) return step_pair_alone(comm, operation);
+  if (operation.ends_at_root) return step_ended_at_root(comm, operation);
   if (!operation.is_small) return step_large_pairs(comm, operation);
   return type_of(operation).only_root_gives() ? step_from_root(comm, operation)
                                               : step_small_pairs(comm, operation);
 }
 
 Step settle_pair_blocks(Collectives& comm, Operation& operation) {
+  // The root's word says that this rank has what it gets.
+  if (operation.ends_at_root) return Step::kDone;
   if (!operation.is_small) return settle_large(operation);
   return type_of(operation).only_root_gives() ? settle_from_root(comm, operation)
                                               : settle_small(comm, operation);

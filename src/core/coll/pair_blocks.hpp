@@ -14,6 +14,12 @@
 //   Landing  between two ranks whose transport has targets the block, or the sections of it behind those, goes
 //          straight into the receive buffer (landings.hpp), and one "posted" follows it.
 //
+//   Ended at the root  gathers and reductions whose root is the leader of the only host, whose ranks do not map each
+//          other, and whose blocks have at most two sections. Each other rank puts its entry to the root alone, behind
+//          its data. Once the root has them all, and has taken what it gets, it puts a rooted word without data to all,
+//          and that ends the operation. The word is retained like a contribution, so a rank that lacks it gets it in a
+//          view change.
+//
 // All are replicated in their decision: of a small one everybody has all contributions, and a large one is
 // done only when all have what they get.
 #pragma once
@@ -38,6 +44,8 @@ void reduce_pair_blocks(const Collectives& comm, Operation& operation,
 void take_own_pair_block(Collectives& comm, Operation& operation);
 // Opens targets in the receive buffer for what has not gone before the entry.
 void open_pair_landings(Collectives& comm, Operation& operation);
+// Whether the root's word may end a large one.
+[[nodiscard]] bool may_end_at_root(const Collectives& comm, const Operation& operation);
 // All of a large one whose blocks have one length.
 [[nodiscard]] Step step_large_pairs(Collectives& comm, Operation& operation);
 // The data of a large one, of which no block has more than so many sections.
