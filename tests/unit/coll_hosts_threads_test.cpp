@@ -148,9 +148,9 @@ uint64_t relay_messages(const Case& c, uint64_t size) {
 }
 
 // A large one that fits two sections: each entry goes behind data for that rank, and stands for its "posted". Behind
-// them goes "finished"; to a root that is the relay nothing, and its word comes back.
+// them goes "finished"; to or from a root that is the relay, the entries of those that give or have got, and its word.
 uint64_t large_messages(const Case& c, uint64_t size) {
-  if (c.facts().is_rooted) return 2 * (size - 1);
+  if (c.facts().is_rooted) return (c.facts().only_root_gives() ? 3 : 2) * (size - 1);
   const uint64_t pairs = size * (size - 1);
   const uint64_t reduced = c.kind == Kind::k_allreduce ? pairs : 0;
   return pairs + reduced + relay_messages(c, size);
@@ -173,6 +173,7 @@ void test_relay_is_counted(void**) {
           cases.push_back({Kind::k_allreduce, MEP_FLOAT32, MEP_SUM, 25'000, 0, false, 7});
           cases.push_back({Kind::k_gather, MEP_UINT8, MEP_SUM, 100'000, 0, false, 7});
           cases.push_back({Kind::k_reduce, MEP_FLOAT32, MEP_SUM, 25'000, 0, false, 7});
+          cases.push_back({Kind::k_scatter, MEP_UINT8, MEP_SUM, 100'000, 0, false, 7});
           for (const Case& c : cases) {
             COLL_OK(found, mep_barrier(comm, nullptr));
             together.arrive_and_wait();

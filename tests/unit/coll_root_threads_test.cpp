@@ -1,5 +1,5 @@
 // labels: quick threads tsan
-// Large gathers and reductions that the word of their root ends, where the ranks of a host do not map each
+// Large gathers, reductions and scatters that the word of their root ends, where the ranks of a host do not map each
 // other. A rank ends in the middle of one: all others end the same call by it, and who succeeds has the right data.
 #include "support/coll_hosts.hpp"
 #include "support/coll_numbered.hpp"
@@ -55,8 +55,8 @@ struct Call {
     }
   }
 
-  static constexpr mep::Collective kKinds[] = {mep::Collective::k_gather,
-                                               mep::Collective::k_reduce};
+  static constexpr mep::Collective kKinds[] = {mep::Collective::k_gather, mep::Collective::k_reduce,
+                                               mep::Collective::k_scatter};
   mep::Collective kind;
   int root;
   size_t count = 0;
@@ -103,7 +103,8 @@ void end_one(int size, int ending, int after, uint64_t seed) {
       COLL_OK(found, call.start(comm, &request));
       if (i == after) {
         int32_t is_done = 0;
-        for (uint64_t looks = mix(seed, 5) % 60; looks > 0 && is_done == 0; --looks) {
+        for (uint64_t looks = mix(seed, 5) % (seed % 2 == 0 ? 3 : 60); looks > 0 && is_done == 0;
+             --looks) {
           COLL_OK(found, mep_request_test(&request, &is_done, nullptr));
           sched_yield();
         }

@@ -122,14 +122,16 @@ void Collectives::note_number(Operation& operation) {
   const CollectiveType& type = type_of(operation);
   const bool only_root = type.only_root_gives();
   const bool may_end = may_end_at_root(*this, operation);
-  const size_t most = may_end     ? eager_.bytes_before_ends()
+  const size_t most = may_end     ? eager_.bytes_before_ends(only_root)
                       : only_root ? eager_.rooted_bytes()
                                   : eager_.payload_bytes();
   operation.is_small = operation.given_bytes <= most;
   operation.is_long = operation.is_small && operation.given_bytes > eager_.payload_bytes();
   operation.ends_at_root = may_end && !operation.is_small;
-  operation.enters_directly = !operation.is_small && !operation.ends_at_root && !type.has_counts &&
-                              eager_.may_enter_directly(/*is_rooted=*/type.is_rooted);
+  operation.enters_directly = operation.ends_at_root
+                                  ? static_cast<uint32_t>(operation.args.root) == rank()
+                                  : !operation.is_small && !type.has_counts &&
+                                        eager_.may_enter_directly(/*is_rooted=*/type.is_rooted);
   if (only_root && operation.is_small) {
     operation.fingerprint = operation.is_long
                                 ? fingerprint_of(operation.kind, operation.args)

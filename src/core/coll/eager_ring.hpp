@@ -71,6 +71,8 @@ class EagerRing {
   // A root's long contribution: longer than a slot, of at most kLongBytes.
   static constexpr uint32_t kLong = kRooted | kEntryOnly;
   static constexpr size_t kLongBytes = size_t{128} << 10;
+  // The most bytes of all copies of a scatter's blocks, from a root that may send each rank its own alone instead.
+  static constexpr size_t kMostSpreadBytes = size_t{512} << 10;
   static constexpr uint64_t kLongUses = 8;
   static constexpr uint32_t kMostLongRanks = 16;
 
@@ -89,8 +91,12 @@ class EagerRing {
   size_t payload_bytes() const { return most_.payload; }
   // The same where only the root gives.
   size_t rooted_bytes() const { return most_.rooted; }
-  // The same of operations that their root may end (pair_blocks.hpp). In small ones a relay sends all blocks to all ranks.
-  size_t bytes_before_ends() const { return has_relay_ ? kMappedPayloadBytes : most_.payload; }
+  // The same of operations that their root may end (pair_blocks.hpp). In small ones the relay or the root sends all
+  // blocks to all ranks. In large ones each block goes only where it is used, and a scatter takes two hops more.
+  size_t bytes_before_ends(bool only_root_gives) const {
+    if (!only_root_gives) return has_relay_ ? kMappedPayloadBytes : most_.payload;
+    return std::clamp(kMostSpreadBytes / (live_.size() - 1), most_.payload, most_.rooted);
+  }
 
   // `remotes` by comm rank, the own one included; both outlive this object.
   void open(uint32_t rank, const std::vector<Remote>* remotes);

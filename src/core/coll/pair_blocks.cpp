@@ -267,7 +267,7 @@ bool have_landed(Collectives& comm, const Operation& operation) {
 
 // --- Large, ended at the root ---------------------------------------------------------------------
 
-// kDone: all others have entered, so each has given all.
+// kDone: all others have entered, so each has what it gets and has given all.
 Step collect_at_root(Collectives& comm, Operation& operation) {
   if (comm.eager().takes_batches() && relay_step(comm, operation) == Step::kFailed) {
     return Step::kFailed;
@@ -281,6 +281,8 @@ Step collect_at_root(Collectives& comm, Operation& operation) {
       return look_for_mismatch(comm, operation);
     }
     if (mismatch) return mismatch_step(comm, operation, source);
+    // A rank that waits long for its block shows its call without having entered.
+    if (!comm.eager().is_entry_only(operation.seq, source)) return Step::kPending;
     comm.eager().note_entered(source, operation.seq);
   }
   operation.cursor = 0;
@@ -294,13 +296,24 @@ Step move_with_entries(Collectives& comm, Operation& operation) {
 }
 
 Step end_as_root(Collectives& comm, Operation& operation) {
+  const bool is_giver = type_of(operation).only_root_gives();
   if (is_in(operation, LargePhase::kBegin)) {
+    const Step moved = is_giver ? move_with_entries(comm, operation) : Step::kDone;
+    if (moved != Step::kDone) return moved;
+    go_to(operation, LargePhase::kEnter);
+  }
+  if (is_in(operation, LargePhase::kEnter)) {
+    const Step entered = is_giver ? enter_large(comm, operation) : Step::kDone;
+    if (entered != Step::kDone) return entered;
+    go_to(operation, LargePhase::kCollect);
+  }
+  if (is_in(operation, LargePhase::kCollect)) {
     const Step collected = collect_at_root(comm, operation);
     if (collected != Step::kDone) return collected;
     go_to(operation, LargePhase::kMove);
   }
   if (is_in(operation, LargePhase::kMove)) {
-    const Step moved = move_with_entries(comm, operation);
+    const Step moved = is_giver ? Step::kDone : move_with_entries(comm, operation);
     if (moved != Step::kDone) return moved;
     go_to(operation, LargePhase::kFinish);
   }
@@ -309,7 +322,14 @@ Step end_as_root(Collectives& comm, Operation& operation) {
 }
 
 Step end_by_root(Collectives& comm, Operation& operation) {
+  const auto root = static_cast<uint32_t>(operation.args.root);
   if (is_in(operation, LargePhase::kBegin)) {
+    const Step entered =
+        gets(operation, comm.rank()) ? take_from_root(comm, operation, root) : Step::kDone;
+    if (entered != Step::kDone) return entered;
+    go_to(operation, LargePhase::kMove);
+  }
+  if (is_in(operation, LargePhase::kMove)) {
     const Step moved = move_with_entries(comm, operation);
     if (moved != Step::kDone) return moved;
     go_to(operation, LargePhase::kEnter);
@@ -319,7 +339,6 @@ Step end_by_root(Collectives& comm, Operation& operation) {
     if (entered != Step::kDone) return entered;
     go_to(operation, LargePhase::kFinish);
   }
-  const auto root = static_cast<uint32_t>(operation.args.root);
   return comm.eager().has_ended(operation, root) ? Step::kDone : look_for_mismatch(comm, operation);
 }
 
@@ -342,7 +361,7 @@ Step step_pair_alone(Collectives& comm, Operation& operation) {
 
 bool may_end_at_root(const Collectives& comm, const Operation& operation) {
   const CollectiveType& type = type_of(operation);
-  if (!type.is_rooted || type.has_counts || type.only_root_gives()) return false;
+  if (!type.is_rooted || type.has_counts || operation.kind == Collective::k_broadcast) return false;
   return comm.eager().is_apart() && comm.pipeline().live().size() > 1 &&
          comm.eager().groups().own().leader() == static_cast<uint32_t>(operation.args.root) &&
          comm.pipeline().sections_of(operation.bytes) <= Pipeline::kRing;

@@ -14,11 +14,11 @@
 //   Landing  between two ranks whose transport has targets the block, or the sections of it behind those, goes
 //          straight into the receive buffer (landings.hpp), and one "posted" follows it.
 //
-//   Ended at the root  gathers and reductions whose root is the leader of the only host, whose ranks do not map each
-//          other, and whose blocks have at most two sections. Each other rank puts its entry to the root alone, behind
-//          its data. Once the root has them all, and has taken what it gets, it puts a rooted word without data to all,
-//          and that ends the operation. The word is retained like a contribution, so a rank that lacks it gets it in a
-//          view change.
+//   Ended at the root  where the root is the leader of the only host, whose ranks do not map each other, and a block has
+//          at most two sections. Each other rank puts its entry to the root alone: behind its data, or once it has its
+//          own. The root has put its entry behind the data, if it gives. Once it has all entries and what it gets, it
+//          puts a rooted word without data to all, and that ends the operation. The word is retained like a
+//          contribution, so a rank that lacks it gets it in a view change, and has its data already.
 //
 // All are replicated in their decision: of a small one everybody has all contributions, and a large one is
 // done only when all have what they get.
