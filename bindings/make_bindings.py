@@ -79,7 +79,7 @@ def types():
 
 def row_scales():
     """Each scale type: its name, the values that share a scale, and NumPy's type of one."""
-    lines = re.findall(r"^  X\(\w+, \w+, \d+, (\w+), (\d+), (\w+), \w+\)", ROW_FORMATS.read_text(), re.M)
+    lines = re.findall(r"^  X\(\w+, \w+, \d+, (\w+), (\d+), \w+, (\w+), \w+\)", ROW_FORMATS.read_text(), re.M)
     return [(scale.lower(), group, {"float": "float32", "uint8_t": "uint8"}[element]) for scale, group, element in lines]
 
 

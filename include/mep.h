@@ -1021,8 +1021,13 @@ enum {
   MEP_EP_EXPANDED = 3
 };
 
+/* Scales of e4m3 rows: float32, or UE8M0, a power of two stored as its biased exponent. FLOAT32 and
+ * UE8M0 have one for 128 values, and the last group of a row may be shorter. UE8M0_32 has one for 32
+ * values, the layout of MXFP8, and hidden must be a multiple of 32. Dispatch rounds exponents up, so
+ * that finite values stay finite and none saturates; OCP's MX formula rounds them down, and its rows
+ * differ. With all three NaN stays NaN, and an infinity makes its whole group NaN. UE8M0_32 0.4 */
 typedef uint32_t mep_scale_type_t;
-enum { MEP_SCALE_FLOAT32 = 0, MEP_SCALE_UE8M0 = 1 };
+enum { MEP_SCALE_FLOAT32 = 0, MEP_SCALE_UE8M0 = 1, MEP_SCALE_UE8M0_32 = 2 };
 
 typedef uint32_t mep_scale_layout_t;
 enum { MEP_SCALE_ROW_MAJOR = 0, MEP_SCALE_COLUMN_MAJOR = 1 };
@@ -1163,8 +1168,8 @@ typedef struct mep_ep_view_t {
   uint32_t struct_size;
   uint32_t flags;
   const void* recv_x; /* [E_local, R*M, H] wire type, or [E_local, R*M, row_bytes] */
-  /* [E_local, R*M, ceil(H/128)] float32 or uint8 (UE8M0), or [E_local, R*M, side_bytes]; else NULL
-   */
+  /* [E_local, R*M, ceil(H/128)] float32 or uint8 (UE8M0), [E_local, R*M, H/32] uint8 (UE8M0_32), or
+   * [E_local, R*M, side_bytes]; else NULL */
   const void* recv_scales;
   const int32_t* recv_count;       /* [E_local] rows per local expert */
   const int32_t* src_info;         /* [E_local, R*M] the token's index on its source rank */
@@ -1233,8 +1238,8 @@ typedef struct mep_dispatch_options_t {
   mep_dtype_t topk_idx_type;      /* MEP_INT32 or MEP_INT64; 0: int64 */
   uint32_t timeout_ms;            /* of this call, also to receive; 0: the object's. Hosts */
   uint64_t x_stride_bytes;        /* between rows; 0: dense */
-  const void* x_scales;           /* [T, ceil(H/128)] for e4m3 input, [T, side_bytes] for opaque
-                                     rows; NULL: quantise while sending */
+  const void* x_scales;           /* [T, ceil(H/128)] or [T, H/32] for e4m3 input, [T, side_bytes]
+                                     for opaque rows; NULL: quantise while sending */
   uint64_t x_scales_stride_bytes; /* 0: dense */
   /* To receive. */
   void* recv_x;           /* as mep_ep_view_t; only rows that arrived are written */

@@ -117,6 +117,7 @@ module mep_types
 
   integer(c_int32_t), parameter, public :: MEP_SCALE_FLOAT32 = 0
   integer(c_int32_t), parameter, public :: MEP_SCALE_UE8M0 = 1
+  integer(c_int32_t), parameter, public :: MEP_SCALE_UE8M0_32 = 2
 
   integer(c_int32_t), parameter, public :: MEP_SCALE_ROW_MAJOR = 0
   integer(c_int32_t), parameter, public :: MEP_SCALE_COLUMN_MAJOR = 1

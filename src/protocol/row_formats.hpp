@@ -9,6 +9,7 @@
 
 namespace mep {
 
+enum class LastGroup : uint8_t { kShort, kWhole };
 enum class RowFormatKind : uint32_t {
   kNone,
 #define MEP_KIND(name, ...) k_##name,
@@ -24,8 +25,12 @@ struct RowFormat {
   mep_scale_type_t scale_type = 0;  // if it has scales
   uint32_t group = 0;               // values that share a scale; 0: there are none
   uint32_t scale_bytes = 0;
+  LastGroup last = LastGroup::kShort;
 
   constexpr bool has_scales() const { return group != 0; }
+  constexpr bool holds(size_t hidden) const {
+    return last == LastGroup::kShort || hidden % group == 0;
+  }
   constexpr size_t row_bytes(size_t hidden) const { return hidden * bits / 8; }
   constexpr size_t scales(size_t hidden) const {
     return has_scales() ? (hidden + group - 1) / group : 0;
@@ -35,8 +40,9 @@ struct RowFormat {
 // By kind.
 inline constexpr RowFormat kRowFormats[] = {
 #define MEP_PLAIN(name, value, bits) {RowFormatKind::k_##name, MEP_##value, bits},
-#define MEP_SCALED(name, value, bits, scale, group, element, codec) \
-  {RowFormatKind::k_##name, MEP_##value, bits, MEP_SCALE_##scale, group, sizeof(element)},
+#define MEP_SCALED(name, value, bits, scale, group, last, element, codec)      \
+  {RowFormatKind::k_##name, MEP_##value,       bits, MEP_SCALE_##scale, group, \
+   sizeof(element),         LastGroup::k##last},
     {}, MEP_PLAIN_ROW_FORMATS(MEP_PLAIN) MEP_SCALED_ROW_FORMATS(MEP_SCALED)
 #undef MEP_PLAIN
 #undef MEP_SCALED

@@ -123,7 +123,7 @@ static void configs(void** state) {
   REFUSED(MEP_ERR_INVALID_ARGUMENT, layout, 4);
   REFUSED(MEP_ERR_UNSUPPORTED, scale_layout, MEP_SCALE_COLUMN_MAJOR);
   REFUSED(MEP_ERR_INVALID_ARGUMENT, scale_layout, 2);
-  REFUSED(MEP_ERR_INVALID_ARGUMENT, scale_type, 2);
+  REFUSED(MEP_ERR_INVALID_ARGUMENT, scale_type, 3);
   REFUSED(MEP_ERR_UNSUPPORTED, input_type, MEP_FLOAT64);
   REFUSED(MEP_ERR_UNSUPPORTED, wire_type, MEP_FLOAT8_E5M2);
   REFUSED(MEP_ERR_UNSUPPORTED, wire_type, MEP_FLOAT16); /* neither the input's nor e4m3 */

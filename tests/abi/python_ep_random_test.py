@@ -14,7 +14,7 @@ import numpy as np
 
 from python_test import on_threads
 
-GROUP = 128  # values of a scale
+GROUPS = {"float32": 128, "ue8m0": 128, "ue8m0_32": 32}  # values of a scale
 FLOAT = np.float32
 
 
@@ -65,25 +65,26 @@ def narrow(values, kind):
 def quantised(values, scale_type):
     """(codes, scales) of rows of float32; mep.h and docs/design/expert-parallelism.md have the arithmetic."""
     rows, hidden = values.shape
-    groups = -(-hidden // GROUP)
-    padded = np.zeros((rows, groups * GROUP), FLOAT)
+    group = GROUPS[scale_type]
+    groups = -(-hidden // group)
+    padded = np.zeros((rows, groups * group), FLOAT)
     padded[:, :hidden] = values
-    padded = padded.reshape(rows, groups, GROUP)
+    padded = padded.reshape(rows, groups, group)
     largest = np.maximum(np.abs(padded).max(axis=2), FLOAT(1e-4))
     scale = largest * FLOAT(1 / 448)
     if scale_type == "float32":
         codes = to_e4m3(padded * (FLOAT(448) / largest)[..., None])
-        return codes.reshape(rows, groups * GROUP)[:, :hidden], scale
+        return codes.reshape(rows, groups * group)[:, :hidden], scale
     mantissa, exponent = np.frexp(scale)  # scale is mantissa * 2 ** exponent, mantissa from 1/2 on
     exponent = np.where(mantissa == FLOAT(0.5), exponent - 1, exponent)
     codes = to_e4m3(padded * np.ldexp(FLOAT(1), -exponent)[..., None])
-    return codes.reshape(rows, groups * GROUP)[:, :hidden], (exponent + 127).astype(np.uint8)
+    return codes.reshape(rows, groups * group)[:, :hidden], (exponent + 127).astype(np.uint8)
 
 
-def dequantised(codes, scales):
+def dequantised(codes, scales, scale_type):
     if scales.dtype == np.uint8:
         scales = np.ldexp(FLOAT(1), scales.astype(np.int32) - 127)
-    return widen(codes, "float8_e4m3") * np.repeat(scales, GROUP, axis=1)[:, :codes.shape[1]]
+    return widen(codes, "float8_e4m3") * np.repeat(scales, GROUPS[scale_type], axis=1)[:, :codes.shape[1]]
 
 
 # --- A problem ---------------------------------------------------------------------------------------------------
@@ -112,6 +113,8 @@ class Problem:
         self.combine = str(draw.choice(["bfloat16", "float16", "float32"]))
         self.scale_type = str(draw.choice(["float32", "ue8m0"]))
         self.hidden = 16 * int(draw.choice([1, 2, 7, 8, 9, 20]))
+        if self.hidden % 32 == 0 and draw.random() < 0.3:
+            self.scale_type = "ue8m0_32"
         self.alignment = int(draw.choice([1, 1, 4, 128])) if self.high else 1
         self.keeps_y = not self.high or self.expanded or draw.random() < 0.5
         self.buffers = int(draw.integers(1, 4))
@@ -197,7 +200,7 @@ class Problem:
         if self.wire == "opaque":
             values = np.resize(row if scales is None else np.concatenate([row, scales]), self.hidden).astype(FLOAT) - 128
         else:
-            values = widen(row, self.wire) if scales is None else dequantised(row[None], scales[None])[0]
+            values = widen(row, self.wire) if scales is None else dequantised(row[None], scales[None], self.scale_type)[0]
         return narrow(values * FLOAT(1 + place % 7 / 4) + FLOAT(place % 3), self.combine)
 
     def rank_output(self, row, scales, rank):

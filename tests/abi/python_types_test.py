@@ -182,7 +182,7 @@ class Texts(unittest.TestCase):
         self.says(ValueError, lambda: self.handle.dispatch(x, idx, np.zeros((2, 1))), "float64", "must hold float32")
         self.says(ValueError, lambda: self.handle.dispatch(x, idx, phase="foo"), "'foo'", "both, send, receive")
         for options, *words in ((dict(layout="foo"), "layout is 'foo'", "low_latency, slotted, high_throughput, expanded"),
-                                (dict(scale_type="int"), "scale_type is 'int'", "float32, ue8m0")):
+                                (dict(scale_type="int"), "scale_type is 'int'", "float32, ue8m0, ue8m0_32")):
             self.says(ValueError, lambda: mep.Ep(self.comm, **self.options, **options), *words)
         for value in (1.5, "2"):
             self.says(TypeError, lambda: mep.Ep(self.comm, **self.options, num_buffers=value),

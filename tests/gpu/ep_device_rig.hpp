@@ -93,9 +93,10 @@ inline mep_ep_config_t ep_config(const Shape& s) {
   config.experts_per_rank = kLocalExperts;
   if (s.opaque) {
     config.row_bytes = kHidden * 2;
-    config.side_bytes = kGroups * 4;
+    config.side_bytes = static_cast<uint32_t>(s.scale_row());
   } else {
     config.wire_type = s.fp8 ? MEP_FLOAT8_E4M3 : MEP_BFLOAT16;
+    config.scale_type = s.scale_type;
   }
   config.layout = s.slotted ? MEP_EP_SLOTTED : MEP_EP_LOW_LATENCY;
   config.max_replicas = 2;
@@ -294,7 +295,7 @@ struct Group {
       r.experts = device_memory<int64_t>(kTokens * kTopK);
       r.weights = device_memory<float>(kTokens * kTopK);
       r.recv_x = device_memory<uint8_t>(rows * s.wire_row());
-      r.recv_scales = device_memory<uint8_t>(rows * kGroups * 4);
+      r.recv_scales = device_memory<uint8_t>(rows * s.scale_row());
       r.src_info = device_memory<int32_t>(rows);
       r.counts = device_memory<int32_t>(kLocalExperts);
       r.ranges = device_memory<mep_range_t>(kLocalExperts * s.ranks);
@@ -366,7 +367,7 @@ struct Group {
     for (uint32_t i = first; i < last; ++i) {
       Rank& r = use(i);
       cuda(cudaMemset(r.recv_x, kPoison, s.rows() * s.wire_row()));
-      cuda(cudaMemset(r.recv_scales, kPoison, s.rows() * kGroups * 4));
+      cuda(cudaMemset(r.recv_scales, kPoison, s.rows() * s.scale_row()));
       cuda(cudaMemset(r.src_info, kPoison, s.rows() * 4));
       cuda(cudaMemset(r.counts, kPoison, kLocalExperts * 4));
       cuda(cudaMemset(r.ranges, kPoison, s.range_groups() * s.ranks * 8));

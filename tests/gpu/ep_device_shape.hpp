@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "mep.h"
+
 namespace ep_device {
 
 constexpr uint8_t kPoison = 0xa5;
@@ -13,7 +15,6 @@ constexpr uint32_t kTokens = 24;  // at most
 constexpr uint32_t kHidden = 512;
 constexpr uint32_t kTopK = 4;
 constexpr uint32_t kLocalExperts = 4;
-constexpr uint32_t kGroups = kHidden / 128;
 constexpr uint32_t kAlignment = 4;  // of experts, high throughput
 struct Shape {
   uint32_t ranks;
@@ -23,6 +24,7 @@ struct Shape {
   bool throughput = false;
   bool expanded = false;  // high throughput
   bool opaque = false;    // rows of bytes, the first of them once more as side words
+  uint32_t scale_type = MEP_SCALE_FLOAT32;
   uint32_t groups() const { return throughput ? 1 : kLocalExperts; }  // of rows
   uint32_t experts() const { return ranks * kLocalExperts / (with_map ? 2 : 1); }
   uint32_t range_groups() const { return expanded ? kLocalExperts : groups(); }
@@ -39,7 +41,16 @@ struct Shape {
   uint32_t token_values() const { return throughput ? kTokens * kTopK : 0; }
   size_t wire_row() const { return kHidden * (fp8 ? 1 : 2); }
   bool has_scales() const { return fp8 || opaque; }
-  const char* rows_name() const { return opaque ? "opaque rows" : fp8 ? "fp8" : "bf16"; }
+  // Bytes of a row's scales or side words.
+  size_t scale_row() const {
+    if (!has_scales()) return 0;
+    return scale_type == MEP_SCALE_UE8M0_32 ? kHidden / 32 : kHidden / 128 * 4;
+  }
+  const char* rows_name() const {
+    if (opaque) return "opaque rows";
+    if (!fp8) return "bf16";
+    return scale_type == MEP_SCALE_UE8M0_32 ? "mxfp8" : "fp8";
+  }
 };
 
 // One rank's input.
@@ -57,7 +68,7 @@ struct Output {
   std::vector<uint8_t> topk_idx, topk_weights, total, out_weights;
   explicit Output(const Shape& s)
       : recv_x(s.rows() * s.wire_row(), kPoison),
-        recv_scales(s.has_scales() ? s.rows() * kGroups * 4 : 0, kPoison),
+        recv_scales(s.rows() * s.scale_row(), kPoison),
         src_info(s.rows() * 4, kPoison),
         counts(kLocalExperts * 4, kPoison),
         ranges(s.range_groups() * s.ranks * 8, kPoison),

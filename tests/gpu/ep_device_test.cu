@@ -419,6 +419,10 @@ int main() {
       agrees({ranks, fp8, false, ranks == 4, true, true}, seed + 700 + ranks);
     }
   }
+  for (const bool throughput : {false, true}) {
+    agrees({.ranks = 3, .fp8 = true, .throughput = throughput, .scale_type = MEP_SCALE_UE8M0_32},
+           seed + 63);
+  }
   for (const bool throughput : {false, true})
     spares_unread_rows({2, false, false, false, throughput}, seed + 65);
   tells(seed + 70);

@@ -42,7 +42,8 @@ Case draw_case(uint64_t seed) {
       {MEP_BFLOAT16, MEP_BFLOAT16, MEP_FLOAT16, MEP_FLOAT32, MEP_FLOAT8_E4M3});
   s.wire_type = random.percent(60) ? uint32_t{MEP_FLOAT8_E4M3} : s.input_type;
   s.combine_type = random.pick<uint32_t>({MEP_BFLOAT16, MEP_BFLOAT16, MEP_FLOAT16, MEP_FLOAT32});
-  s.scale_type = random.pick<uint32_t>({MEP_SCALE_FLOAT32, MEP_SCALE_UE8M0});
+  s.scale_type = random.pick<uint32_t>({MEP_SCALE_FLOAT32, MEP_SCALE_UE8M0, MEP_SCALE_UE8M0_32});
+  if (s.scale_type == MEP_SCALE_UE8M0_32) s.hidden = (s.hidden + 31) / 32 * 32;
   s.slotted = random.percent(35);
   s.column_major = random.percent(40);
   c.ctas = random.pick({1u, 2u, 7u, 16u});

@@ -47,9 +47,7 @@ struct EpCase {
   size_t input_bytes() const { return hidden * element_bytes(input); }
   size_t wire_bytes() const { return hidden * element_bytes(wire); }
   size_t combine_bytes() const { return hidden * element_bytes(combine); }
-  size_t groups() const {
-    return (hidden + mep_reference::kScaleGroup - 1) / mep_reference::kScaleGroup;
-  }
+  size_t groups() const { return mep_reference::scale_count(scale_type, hidden); }
   bool has_scales() const { return wire == MEP_FLOAT8_E4M3; }
   size_t scale_bytes() const {
     if (!has_scales()) return 0;
@@ -287,6 +285,7 @@ inline EpCase random_ep_case(uint64_t seed, int ranks) {
   c.wire = random.one_in(2) ? mep_dtype_t{MEP_FLOAT8_E4M3} : c.input;
   c.combine = kInput[random.below(3)];
   c.scale_type = random.one_in(2) ? MEP_SCALE_UE8M0 : MEP_SCALE_FLOAT32;
+  if (c.hidden % 32 == 0 && random.one_in(3)) c.scale_type = MEP_SCALE_UE8M0_32;
   c.slotted = random.one_in(2);
   c.wide_indices = random.one_in(2);
   c.mapped_experts = random.one_in(3);

@@ -14,16 +14,23 @@
 
 namespace mep_reference {
 
-inline constexpr size_t kScaleGroup = 128;  // values
+// Values that share a scale.
+inline size_t scale_group(uint32_t scale_type) {
+  return scale_type == MEP_SCALE_UE8M0_32 ? 32 : 128;
+}
+inline size_t scale_count(uint32_t scale_type, size_t hidden) {
+  return (hidden + scale_group(scale_type) - 1) / scale_group(scale_type);
+}
 
 // A row of `type` as codes and scales, a float32 or a biased exponent for each group.
 inline void quantize(mep_dtype_t type, const uint8_t* x, size_t hidden, uint32_t scale_type,
                      uint8_t* codes, uint8_t* scales) {
   const SmallFormat& e4m3 = *small_format(MEP_FLOAT8_E4M3);
-  const bool is_exponent = scale_type == MEP_SCALE_UE8M0;
+  const bool is_exponent = scale_type != MEP_SCALE_FLOAT32;
+  const size_t group = scale_group(scale_type);
   const auto value = [&](size_t i) { return load_number(type, x + i * element_bytes(type)); };
-  for (size_t begin = 0; begin < hidden; begin += kScaleGroup) {
-    const size_t end = std::min(hidden, begin + kScaleGroup);
+  for (size_t begin = 0; begin < hidden; begin += group) {
+    const size_t end = std::min(hidden, begin + group);
     float largest = 1e-4f;
     for (size_t i = begin; i < end; ++i) {
       if (std::fabs(value(i)) > largest) largest = std::fabs(value(i));  // never NaN

@@ -58,7 +58,13 @@ void bad_configs(void**) {
         {MEP_ERR_UNSUPPORTED, "input_type", [](auto* c) { c->input_type = MEP_FLOAT64; }},
         {MEP_ERR_UNSUPPORTED, "wire_type", [](auto* c) { c->wire_type = MEP_FLOAT32; }},
         {MEP_ERR_UNSUPPORTED, "combine_type", [](auto* c) { c->combine_type = MEP_FLOAT8_E4M3; }},
-        {MEP_ERR_INVALID_ARGUMENT, "scale_type", [](auto* c) { c->scale_type = 2; }},
+        {MEP_ERR_INVALID_ARGUMENT, "scale_type", [](auto* c) { c->scale_type = 3; }},
+        {MEP_ERR_INVALID_ARGUMENT, "must be a multiple of 32",
+         [](auto* c) {
+           c->hidden = 48;
+           c->wire_type = MEP_FLOAT8_E4M3;
+           c->scale_type = MEP_SCALE_UE8M0_32;
+         }},
         {MEP_ERR_UNSUPPORTED, "column-major",
          [](auto* c) { c->scale_layout = MEP_SCALE_COLUMN_MAJOR; }},
         {MEP_ERR_UNSUPPORTED, "num_sms", [](auto* c) { c->num_sms = 1; }},

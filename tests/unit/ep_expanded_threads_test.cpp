@@ -57,6 +57,7 @@ void run_case(const ExpandedCase& c, uint32_t flags) {
 
 void odd_shapes(void**) {
   constexpr mep_dtype_t kInputs[] = {MEP_BFLOAT16, MEP_BFLOAT16, MEP_FLOAT8_E4M3, MEP_FLOAT32};
+  constexpr uint32_t kScales[] = {MEP_SCALE_FLOAT32, MEP_SCALE_UE8M0, MEP_SCALE_UE8M0_32};
   constexpr mep_dtype_t kWires[] = {MEP_BFLOAT16, MEP_FLOAT8_E4M3, MEP_FLOAT8_E4M3, MEP_FLOAT32};
   uint32_t number = 0;
   for (const auto routes :
@@ -75,11 +76,11 @@ void odd_shapes(void**) {
           c.top_k = top_k;
           c.max_tokens = 9;
           c.rows_later = number % 3 == 0;
-          c.hidden = 144;  // a group of scales and a part of one
+          c.hidden = 160;  // a group of scales and a part of one
           c.input = kInputs[number % 4];
           c.wire = kWires[number % 4];
           c.combine = c.input == MEP_FLOAT32 ? MEP_FLOAT32 : MEP_BFLOAT16;
-          c.scale_type = number / 4 % 2 != 0 ? MEP_SCALE_UE8M0 : MEP_SCALE_FLOAT32;
+          c.scale_type = kScales[number / 4 % 3];
           run_case(c, number / 2 % 2 != 0 ? kPutOnly : 0);
           ++number;
         }

@@ -17,9 +17,12 @@ struct Format {
   mep_scale_type_t scale_type;
   size_t scale_bytes;
 };
-constexpr Format kFormats[] = {{"float32", MEP_SCALE_FLOAT32, 4}, {"ue8m0", MEP_SCALE_UE8M0, 1}};
+constexpr Format kFormats[] = {{"float32", MEP_SCALE_FLOAT32, 4},
+                               {"ue8m0", MEP_SCALE_UE8M0, 1},
+                               {"mxfp8", MEP_SCALE_UE8M0_32, 1}};
 
 constexpr const mep::RowFormat& kFloatScales = mep::row_format(MEP_FLOAT8_E4M3, MEP_SCALE_FLOAT32);
+constexpr const mep::RowFormat& kMxfp8 = mep::row_format(MEP_FLOAT8_E4M3, MEP_SCALE_UE8M0_32);
 constexpr const mep::RowFormat& kPowerScales = mep::row_format(MEP_FLOAT8_E4M3, MEP_SCALE_UE8M0);
 
 struct Expected {
@@ -85,10 +88,10 @@ float decoded(uint8_t q, float scale) {
 
 void check_row(mep_dtype_t dtype, size_t hidden, size_t kind, RandomStream& random) {
   const std::vector<uint8_t> row = make_row(dtype, hidden, kind, random);
-  const size_t groups = (hidden + kScaleGroup - 1) / kScaleGroup;
   for (const Format& format : kFormats) {
-    Expected expected{format, std::vector<uint8_t>(hidden),
-                      std::vector<uint8_t>(groups * format.scale_bytes)};
+    Expected expected{
+        format, std::vector<uint8_t>(hidden),
+        std::vector<uint8_t>(scale_count(format.scale_type, hidden) * format.scale_bytes)};
     quantize(dtype, row.data(), hidden, format.scale_type, expected.q.data(),
              expected.scales.data());
     for (const Level& level : levels()) check_quantize(level, dtype, row, expected, random);
@@ -128,6 +131,11 @@ void nan_and_infinity_are_not_hidden(void**) {
   for (const uint8_t code : q) assert_true(std::isnan(decoded(code, scale)));
   mep::quantize_row(kPowerScales, MEP_FLOAT32, x, 128, q, &power, true);
   assert_int_equal(power, 255);  // NaN
+  uint8_t powers[4];
+  mep::quantize_row(kMxfp8, MEP_FLOAT32, x, 128, q, powers, false);
+  assert_int_equal(powers[0], 255);
+  for (size_t group = 1; group < 4; ++group) assert_true(powers[group] < 247);
+  assert_int_equal(q[5], 0x7f);
 }
 
 void large_finite_values_stay_finite(void**) {

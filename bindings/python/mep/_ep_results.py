@@ -46,15 +46,15 @@ class EpSize:
 class Received:
     """A dispatch's results: arrays over the library's memory or over the buffers that were given.
 
-    x [E_local, R*M, H], scales [E_local, R*M, ceil(H/128)] or None, count [E_local],
+    x [E_local, R*M, H], scales [E_local, R*M, ceil(H/128) or H/32] or None, count [E_local],
     src_info [E_local, R*M], layout_range [E_local, R], total: rows of all local experts; None of a dispatch on
     a stream, which has not ended yet. On a communicator with a GPU the library's memory is a DeviceArray.
     Valid until the buffer's combine starts or, without one, its next dispatch. The library's memory stays as long as
     an array over it, also when the EP object is closed.
     partial: a rank was missing (MEP_PARTIAL).
 
-    High throughput: the first `total` rows of x [R*M, H] and scales [R*M, ceil(H/128)] are tokens, in the order of
-    source rank, then token; topk_idx [R*M, K] has their local experts, -1 for those of other ranks, and
+    High throughput: the first `total` rows of x [R*M, H] and scales [R*M, ceil(H/128) or H/32] are tokens, in the order
+    of source rank, then token; topk_idx [R*M, K] has their local experts, -1 for those of other ranks, and
     topk_weights [R*M, K] the weights; src_info [R*M], layout_range [R]; count is rounded up to expert_alignment.
 
     Expanded: `total` rows, a token once for each of its local experts, grouped by expert: count[e] rows each, the last

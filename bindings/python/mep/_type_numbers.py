@@ -38,5 +38,5 @@ DLPACK = {  # (type code, bits) of DLPack
 }
 
 SCALES = {  # of rows: the values that share one, and its type
-    "float32": (128, "float32"), "ue8m0": (128, "uint8")
+    "float32": (128, "float32"), "ue8m0": (128, "uint8"), "ue8m0_32": (32, "uint8")
 }

@@ -84,9 +84,10 @@ _PARTS = {"both": "", "send": "_send", "receive": "_receive"}  # of the names of
 class Ep(Unique):
     """An EP object; collective over comm. Options have the names of mep_ep_config_t: hidden, top_k,
     num_experts, max_tokens_per_rank (required), name, layout ("low_latency", "slotted", "high_throughput" or
-    "expanded"), experts_per_rank, num_buffers, input_type, wire_type, combine_type (names such as "bfloat16"), scale_type,
-    timeout_ms, max_replicas, on_loss ("fails", "partial", "uniform" or "in_step": mep_ep_loss_t), ...; row_memory=False is
-    MEP_EP_NO_ROW_MEMORY, combine_memory=False MEP_EP_NO_COMBINE_MEMORY. arrays="torch": the library's memory is shown as tensors of PyTorch, which has all its types;
+    "expanded"), experts_per_rank, num_buffers, input_type, wire_type, combine_type (names such as "bfloat16"),
+    scale_type ("float32", "ue8m0" or "ue8m0_32": mep_scale_type_t), timeout_ms, max_replicas, on_loss ("fails", "partial",
+    "uniform" or "in_step": mep_ep_loss_t), ...; row_memory=False is MEP_EP_NO_ROW_MEMORY, combine_memory=False
+    MEP_EP_NO_COMBINE_MEMORY. arrays="torch": the library's memory is shown as tensors of PyTorch, which has all its types;
     else as arrays of NumPy, and on a GPU as DeviceArray. Closed by close(), `with`, or with its communicator.
 
     row_bytes and side_bytes: rows of a format that MEP does not know, and their side words, which travel as they are. x is

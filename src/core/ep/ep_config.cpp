@@ -197,6 +197,11 @@ mep_result_t resolve_typed(const mep_ep_config_t& config, EpShape* shape) {
     return fail(MEP_ERR_UNSUPPORTED, "wire_type %u: it is the input type or e4m3",
                 shape->wire_type);
   }
+  if (!shape->wire().holds(shape->hidden)) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "hidden is %u; with scale_type %u it must be a multiple of %u", shape->hidden,
+                shape->scale_type, shape->wire().group);
+  }
   return MEP_SUCCESS;
 }
 

@@ -51,7 +51,7 @@ constexpr void set_type(KernelTable* table, Arithmetic<F, Math>) {
     table->from_f32[kDtype] = from_f32<F>;
   }
   if constexpr (is_float16_or_32(kDtype)) {
-#define MEP_SET_QUANTIZE(name, value, bits, scale, group, element, codec) \
+#define MEP_SET_QUANTIZE(name, value, bits, scale, group, last, element, codec) \
   table->quantize[static_cast<size_t>(RowFormatKind::k_##name)][kDtype] = quantize<F, codec, group>;
     MEP_SCALED_ROW_FORMATS(MEP_SET_QUANTIZE)
 #undef MEP_SET_QUANTIZE

@@ -125,6 +125,7 @@ struct QuantizeCodec {
           whole(a.g.groups % kUnitGroups == 0) {}
     // Scales go to their rows by way of shared memory.
     __device__ bool gathers() const {
+      static_assert(Scale::kBytes != 4 || kUnitGroups * Scale::kBytes == sizeof(uint4));
       return Scale::kBytes == 4 && scale_group_step == Scale::kBytes && whole;
     }
   };
@@ -186,8 +187,8 @@ auto with_codec(const EpSizes& sizes, Choose&& choose) {
   const auto quantizing = [&](auto input) {
     using Input = typename decltype(input)::type;
     switch (row_format(sizes.wire_type, sizes.scale_type).kind) {
-#define MEP_CHOOSE(name, value, bits, scale, group, element, codec) \
-  case RowFormatKind::k_##name:                                     \
+#define MEP_CHOOSE(name, value, bits, scale, group, last, element, codec) \
+  case RowFormatKind::k_##name:                                           \
     return choose(std::type_identity<QuantizeCodec<Input, codec, group>>{});
       MEP_SCALED_ROW_FORMATS(MEP_CHOOSE)
 #undef MEP_CHOOSE
