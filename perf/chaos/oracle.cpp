@@ -472,9 +472,10 @@ void Judge::judge_reports(const Life& life) {
       Known& now = known[begin.comm];
       now = {};
       if (in_step && program_.steps[begin.step].kind == StepKind::kGrow && begin.comm != kWorld) {
-        // The places of ranks that went before are in it too. A growth tells on the new comm what it went over, but on
-        // GPUs the library's own operation takes that in.
-        now.present = program_.device ? 0 : known[world].present & begin.contributors;
+        // The places of ranks that went before are in it too. A growth tells on the new comm what it skipped, and not what a
+        // call has told on the comm before. On GPUs the library's own operation takes that in.
+        const Known& before = known[world];
+        now.present = program_.device ? 0 : before.present & ~before.reported & begin.contributors;
         world = begin.comm;
       } else if (!is_joiner) {
         now.present = begin.contributors;
