@@ -11,7 +11,7 @@
 namespace ep_device {
 
 constexpr uint8_t kPoison = 0xa5;
-constexpr uint32_t kTokens = 24;  // at most
+constexpr uint32_t kTokens = 24;    // at most
 constexpr uint32_t kHidden = 1152;  // a pushed term has two pieces
 constexpr uint32_t kTopK = 4;
 constexpr uint32_t kLocalExperts = 4;
