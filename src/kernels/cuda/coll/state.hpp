@@ -124,8 +124,8 @@ struct CollLayout {
   MEP_BOTH uint64_t offer_row(uint32_t cta) const {
     return exchange_row(5, cta);
   }
-  // Whether operations whose blocks are for one rank each end with confirm_blocks(). A rank of two that lacks a block because
-  // the other has died is alone.
+  // Whether operations whose blocks are for one rank each end with confirm_blocks(). Those that read registered memory always
+  // do. Else a rank of two that lacks a block, because the other has died, is alone.
   MEP_BOTH bool confirms_blocks() const {
     return ranks > 2;
   }
