@@ -48,7 +48,8 @@ void EagerRing::set_targets() {
 }
 
 mep_result_t EagerRing::relay(const Operation& operation) {
-  if (acts_as_leader_ && batch_sent_ != operation.seq && !operation.ends_at_root) {
+  const bool needs_batch = !operation.ends_at_root && !operation.enters_directly;
+  if (acts_as_leader_ && batch_sent_ != operation.seq && needs_batch) {
     MEP_TRY(send_batch(operation, true));
   }
   MEP_TRY(take_batches(operation));
