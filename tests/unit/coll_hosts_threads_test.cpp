@@ -3,7 +3,9 @@
 // that a leader's end is settled like any other. Ranks are threads; "hosts" reach each other by put and
 // signal, which are counted and can be kept back between them. Results of all kinds over hosts are the
 // part of the other tests of collectives, with --hosts.
+#include <atomic>
 #include <barrier>
+#include <chrono>
 
 #include "support/coll_hosts.hpp"
 #include "support/coll_matrix.hpp"
@@ -156,10 +158,19 @@ uint64_t large_messages(const Case& c, uint64_t size) {
   return pairs + reduced + relay_messages(c, size);
 }
 
+// A rank that has waited so long for its root shows what it has called, and the relay passes it on. Sanitizers and
+// loaded machines make ranks wait; elsewhere the counts are exact.
+constexpr std::chrono::milliseconds kLongWait{20};
+
+uint64_t shown_messages(const Case& c, uint64_t size) {
+  return c.facts().is_rooted ? 2 * (size - 1) : 0;
+}
+
 void test_relay_is_counted(void**) {
   for (const int size : {2, 3, 4, 8}) {
     Report report;
     std::barrier together(size);
+    std::atomic<bool> waited_long = false;
     hosts_pattern() = "0";
     with_rank_threads(
         size, patient_config(kPutOnly), report, [&](int rank, mep_comm_t comm, Report& found) {
@@ -181,15 +192,20 @@ void test_relay_is_counted(void**) {
               std::vector<uint32_t> apart;
               for (int each = 0; each < size; ++each) apart.push_back(static_cast<uint32_t>(each));
               TestNetwork::enable(apart);
+              waited_long = false;
             }
             together.arrive_and_wait();
             const bool is_large = &c - cases.data() >= static_cast<ptrdiff_t>(first_large);
+            const auto begun = std::chrono::steady_clock::now();
             run_counted(c, is_large, rank, size, comm, together, found);
+            if (std::chrono::steady_clock::now() - begun > kLongWait) waited_long = true;
             together.arrive_and_wait();
             const auto ranks = static_cast<uint64_t>(size);
+            const uint64_t shown = waited_long ? shown_messages(c, ranks) : 0;
             const uint64_t best = is_large ? large_messages(c, ranks) : relay_messages(c, ranks);
-            const uint64_t most_puts = is_large ? 2 * ranks * (ranks - 1) : best;
-            if (rank == 0 && (TestNetwork::signals() != best || TestNetwork::puts() > most_puts)) {
+            const uint64_t most_puts = shown + (is_large ? 2 * ranks * (ranks - 1) : best);
+            const uint64_t more = TestNetwork::signals() - best;
+            if (rank == 0 && (more > shown || TestNetwork::puts() > most_puts)) {
               found.add("%s on %d ranks: %llu puts and %llu signals, not %llu", describe(c).c_str(),
                         size, static_cast<unsigned long long>(TestNetwork::puts()),
                         static_cast<unsigned long long>(TestNetwork::signals()),
