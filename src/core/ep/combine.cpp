@@ -20,6 +20,7 @@ mep_result_t EpBuffer::combine(EpHandle& handle, const CombineInput* send,
   MEP_TRY(check_combine(handle, send, receive));
   const TimeLimit time = limit(receive != nullptr ? receive->timeout_ms : send->timeout_ms);
   const Deadline deadline = Deadline::after_ms(time.ms);
+  const SourceRelease release(this, send != nullptr);
   do {
     if (send != nullptr) {
       const auto* y = static_cast<const std::byte*>(send->y);
@@ -82,11 +83,14 @@ mep_result_t EpBuffer::begin_combine(EpHandle& handle, const std::byte* y, bool 
 Step EpBuffer::step_combine_send(const CombineInput& input) {
   const auto* y = shape_.expanded() ? combine_out() : static_cast<const std::byte*>(input.y);
   const float* weights = shape_.expanded() ? expansion_.folded_values() : input.topk_weights;
+  // Each rank begins with itself, so that not all send to the same one first.
+  const auto first = static_cast<size_t>(
+      std::lower_bound(members_.begin(), members_.end(), shape_.rank) - members_.begin());
   const PostingScope posting = engine_.posting();
   // If the caller made y by stores past the caches, the scope's locked increment has drained them.
   for (; op_.cursor < members_.size(); ++op_.cursor) {
     if (!posting.allowed()) return Step::kPending;
-    const uint32_t target = members_[op_.cursor];
+    const uint32_t target = members_[(first + op_.cursor) % members_.size()];
     CombineWord kind = CombineWord::kNone;
     if (complete_[target] != 0) {
       if (shape_.expanded() && !fold_rows(target, input, posting)) return Step::kPending;
@@ -110,7 +114,6 @@ Step EpBuffer::step_combine_send(const CombineInput& input) {
         signal(EpWord::kCombineReady, use_, target, combine_payload(kind, current_->mark));
     if (sent != MEP_SUCCESS) return posting_failure(sent);
   }
-  windows_.flush_puts();
   given_back_ = true;
   op_.cursor = 0;
   op_.sent = true;

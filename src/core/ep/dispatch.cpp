@@ -25,6 +25,7 @@ mep_result_t EpBuffer::dispatch(EpHandle& handle, const DispatchInput* send,
   MEP_TRY(check_dispatch(handle, send, receive));
   const TimeLimit time = limit(receive != nullptr ? receive->timeout_ms : send->timeout_ms);
   const Deadline deadline = Deadline::after_ms(time.ms);
+  const SourceRelease release(this, send != nullptr);
   do {
     if (send != nullptr) MEP_TRY(begin_dispatch(handle, *send, map));
     op_.limit = time;
@@ -116,10 +117,7 @@ Step EpBuffer::step_send(const DispatchInput& input) {
     op_.phase = kRows;
   }
   for (; input.has_rows && op_.cursor < current_->routing.tokens; ++op_.cursor) {
-    if (staged_ != 0 && staged_ == staging_rows_) {
-      windows_.flush_puts();
-      staged_ = 0;
-    }
+    if (staged_ != 0 && staged_ == staging_rows_) release_sources();
     if (!posting.allowed()) return Step::kPending;
     MEP_TEST_DELAY_POINT("ep token");
     const mep_result_t sent = send_token(input, op_.cursor);
@@ -225,9 +223,6 @@ mep_result_t EpBuffer::announce_rows() {
     MEP_TEST_DELAY_POINT("ep rows ready");
     MEP_TRY(signal(EpWord::kRowsReady, use_, target));
   }
-  // The caller's memory and the staged rows are free when nothing reads them any more.
-  windows_.flush_puts();
-  staged_ = 0;
   return MEP_SUCCESS;
 }
 

@@ -153,6 +153,23 @@ class EpBuffer {
     // Release: see state().
     completed_.store(op_.epoch << 40 | (use_ * 2 + combined), std::memory_order_release);
   }
+  // At the end of a call that sends nothing reads the caller's memory and the staged rows any more.
+  class SourceRelease {
+   public:
+    SourceRelease(EpBuffer* buffer, bool sends) : buffer_(sends ? buffer : nullptr) {}
+    ~SourceRelease() {
+      if (buffer_ != nullptr) buffer_->release_sources();
+    }
+    SourceRelease(const SourceRelease&) = delete;
+    SourceRelease& operator=(const SourceRelease&) = delete;
+
+   private:
+    EpBuffer* const buffer_;
+  };
+  void release_sources() {
+    windows_.flush_puts();
+    staged_ = 0;
+  }
   void leave_peers_alone() { pending_epoch_.store(kNoEpoch, std::memory_order_seq_cst); }
   template <typename StepFunction>
   void drive(const Deadline& deadline, StepFunction&& step);

@@ -235,10 +235,12 @@ Stream* TcpPeer::stream_for(size_t bytes) {
   return best;
 }
 
-void TcpPeer::queue_put(FrameKind kind, uint64_t token, uint64_t offset, const std::byte* from,
-                        size_t bytes) {
+// Returns the bytes of puts there since the socket was last tried.
+size_t TcpPeer::queue_put(FrameKind kind, uint64_t token, uint64_t offset, const std::byte* from,
+                          size_t bytes) {
   Outgoing& out = stream_for(bytes)->out;
   out.put_bytes += bytes;
+  out.untried_bytes += bytes;
   DataFrame frame;
   frame.kind = kind;
   frame.token = token;
@@ -248,7 +250,7 @@ void TcpPeer::queue_put(FrameKind kind, uint64_t token, uint64_t offset, const s
     std::byte* place = out.queue.extend(kFrameHeaderBytes + bytes);
     encode_frame(frame, place);
     std::memcpy(place + kFrameHeaderBytes, from, bytes);
-    return;
+    return out.untried_bytes;
   }
   for (size_t done = 0; done < bytes; done += frame.bytes) {
     frame.offset = offset + done;
@@ -256,6 +258,7 @@ void TcpPeer::queue_put(FrameKind kind, uint64_t token, uint64_t offset, const s
     encode_frame(frame, out.queue.extend(kFrameHeaderBytes));
     out.queue.append_external(from + done, frame.bytes, posted_ + 1);
   }
+  return out.untried_bytes;
 }
 
 // Under out_mutex_. All that follows on the first connection takes effect after the puts that others have.
@@ -294,14 +297,17 @@ mep_result_t TcpPeer::put(FrameKind kind, uint64_t token, uint64_t offset, const
   const std::lock_guard lock(out_mutex_);
   MEP_TRY(check_up());
   MEP_TRY(check_room());
-  queue_whole([&] { queue_put(kind, token, offset, static_cast<const std::byte*>(local), bytes); });
+  size_t untried = 0;
+  queue_whole([&] {
+    untried = queue_put(kind, token, offset, static_cast<const std::byte*>(local), bytes);
+  });
   ++posted_;
   // A test may stop or kill this process with a part of the put sent.
   if (failpoints_armed.load(std::memory_order_relaxed)) [[unlikely]] {
     send_queued();
     MEP_FAILPOINT("put half");
   }
-  if (queued_bytes() >= kSendNowBytes) send_queued();
+  if (untried >= kSendNowBytes) send_queued();
   return MEP_SUCCESS;
 }
 
@@ -407,6 +413,7 @@ void TcpPeer::send_queued() {
 bool TcpPeer::send_stream(Stream* stream) {
   const bool seals = agreed_.protection != Protection::kPlain;
   Outgoing* const out = &stream->out;
+  out->untried_bytes = 0;
   while (out->unsent() != 0) {
     iovec pieces[kMaxPieces];
     int count = 0;

@@ -177,8 +177,8 @@ class TcpPeer {
   [[nodiscard]] bool send_stream(Stream* stream);
   [[nodiscard]] bool seal_queued(Outgoing* out);
   Stream* stream_for(size_t bytes);
-  void queue_put(FrameKind kind, uint64_t token, uint64_t offset, const std::byte* from,
-                 size_t bytes);
+  size_t queue_put(FrameKind kind, uint64_t token, uint64_t offset, const std::byte* from,
+                   size_t bytes);
   void queue_after();
   void queue_mark(Stream* stream) const;
   template <typename Queue>

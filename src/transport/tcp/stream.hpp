@@ -47,8 +47,9 @@ struct Outgoing {
   size_t sealed_bytes = 0;
   size_t sealed_sent = 0;
   bool is_blocked = false;
-  uint64_t put_bytes = 0;   // since the connection began
-  uint64_t told_bytes = 0;  // of them, by the last kAfter
+  uint64_t put_bytes = 0;    // since the connection began
+  uint64_t told_bytes = 0;   // of them, by the last kAfter
+  size_t untried_bytes = 0;  // of puts since the socket was last tried
 
   size_t unsent() const { return queue.bytes() + sealed_bytes - sealed_sent; }
   void forget() {
