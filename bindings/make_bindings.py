@@ -79,8 +79,12 @@ def types():
 
 def row_scales():
     """Each scale type: its name, the values that share a scale, and NumPy's type of one."""
-    lines = re.findall(r"^  X\(\w+, \w+, \d+, (\w+), (\d+), \w+, (\w+), \w+\)", ROW_FORMATS.read_text(), re.M)
-    return [(scale.lower(), group, {"float": "float32", "uint8_t": "uint8"}[element]) for scale, group, element in lines]
+    lines = re.findall(r"^  X\(\w+, \w+, \d+, (\w+), (\d+), \w+, (\w+), [\w<>]+\)", ROW_FORMATS.read_text(), re.M)
+    types = {"float": "float32", "uint8_t": "uint8"}
+    scales = dict.fromkeys((scale.lower(), group, types[element]) for scale, group, element in lines)
+    if len({name for name, _, _ in scales}) != len(scales):
+        sys.exit(f"{ROW_FORMATS}: one scale type has two groups or two types of a scale")
+    return list(scales)
 
 
 def functions(rows):

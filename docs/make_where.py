@@ -53,7 +53,7 @@ MESSAGES = [
      [("src/core/api/message_api.cpp", "MEP_ANY_SOURCE: a receive on a GPU names its source"), ("src/core/api/message_api.cpp", 'check_host("a message")')]),
 ]
 AFTER = [
-    ("rows in e4m3 (fp8), quantised by MEP or by the caller", ("yes", "yes", "yes"), [("src/core/ep/ep_config.cpp", "it is the input type or e4m3"), EP_REACHES]),
+    ("rows in e4m3 (fp8), quantised by MEP or by the caller", ("yes", "yes", "yes"), [("src/core/ep/ep_config.cpp", "it is the input type, or input without scales"), EP_REACHES]),
     ("column-major scales", ("no", "yes", "yes"), [("src/core/ep/ep_config.cpp", "scale_layout: column-major scales are not built for host")]),
     ("`timeout_ms` and `wait_ns` of one dispatch or combine", ("yes", "no", "no"),
      [("src/core/cuda/ep_call.cpp", "timeout_ms of a call is for host communicators"), ("src/core/cuda/ep_call.cpp", "wait_ns is for host communicators")]),

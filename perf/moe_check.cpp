@@ -23,7 +23,7 @@ WireRow wire_row(const MoeShape& shape, const uint16_t* x) {
   row.bytes.resize(shape.hidden);
   row.scales.resize(shape.scales_per_row());
   mep_reference::quantize(MEP_BFLOAT16, reinterpret_cast<const uint8_t*>(x), shape.hidden,
-                          MEP_SCALE_FLOAT32, row.bytes.data(),
+                          MEP_FLOAT8_E4M3, MEP_SCALE_FLOAT32, row.bytes.data(),
                           reinterpret_cast<uint8_t*>(row.scales.data()));
   return row;
 }

@@ -48,6 +48,13 @@ inline constexpr RowFormat kRowFormats[] = {
 #undef MEP_SCALED
 };
 
+// Their names, for messages.
+#define MEP_NAME(name, ...) " " #name
+inline constexpr char kRowFormatNames[] =
+    MEP_PLAIN_ROW_FORMATS(MEP_NAME) MEP_SCALED_ROW_FORMATS(MEP_NAME);
+inline constexpr char kScaledFormatNames[] = MEP_SCALED_ROW_FORMATS(MEP_NAME);
+#undef MEP_NAME
+
 // kNone: no rows have such values and scales. Rows without scales do not ask for the scale type.
 constexpr const RowFormat& row_format(mep_dtype_t value, mep_scale_type_t scale_type) {
   for (const RowFormat& format : kRowFormats) {

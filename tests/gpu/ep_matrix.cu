@@ -323,14 +323,15 @@ class CaseRun {
       send.num_tokens = problem_.tokens[r];
       send.x = d.x->data();
       send.x_stride_bytes = stride_;
-      if (c_.sizes.input_type == MEP_FLOAT8_E4M3) send.x_scales = d.x_scales->data();
+      if (mep_reference::has_scales(c_.sizes.input_type)) send.x_scales = d.x_scales->data();
       send.topk_idx = d.topk->data();
       send.topk_idx_type = c_.int32_ids ? MEP_INT32 : MEP_INT64;
       send.topk_weights = has_weights_ ? d.weights->as<float>() : nullptr;
       mep::DispatchOutput args{};
       if (c_.own_outputs) {
         args.recv_x = d.recv_x->data();
-        args.recv_scales = c_.sizes.wire_type == MEP_FLOAT8_E4M3 ? d.recv_scales->data() : nullptr;
+        args.recv_scales =
+            mep_reference::has_scales(c_.sizes.wire_type) ? d.recv_scales->data() : nullptr;
         args.src_info = d.src_info->as<int32_t>();
       }
       args.recv_count = d.recv_count->as<int32_t>();
@@ -376,7 +377,8 @@ class CaseRun {
       std::memcpy(scales.data(), data_[row.source].host_scales.data() + row.token * scales.size(),
                   scales.size());
     } else {
-      mep_reference::quantize(s.input_type, x, s.hidden, s.scale_type, to, scales.data());
+      mep_reference::quantize(s.input_type, x, s.hidden, s.wire_type, s.scale_type, to,
+                              scales.data());
     }
     const size_t unit = g.scale_bytes;
     const size_t pitch = (g.rows_per_expert * unit + 15) / 16 * 16 / std::max<size_t>(1, unit);

@@ -48,7 +48,7 @@ struct EpCase {
   size_t wire_bytes() const { return hidden * element_bytes(wire); }
   size_t combine_bytes() const { return hidden * element_bytes(combine); }
   size_t groups() const { return mep_reference::scale_count(scale_type, hidden); }
-  bool has_scales() const { return wire == MEP_FLOAT8_E4M3; }
+  bool has_scales() const { return mep_reference::has_scales(wire); }
   size_t scale_bytes() const {
     if (!has_scales()) return 0;
     return groups() * (scale_type == MEP_SCALE_FLOAT32 ? 4 : 1);
@@ -136,7 +136,7 @@ struct EpCase {
     }
     return row;
   }
-  // The scales of e4m3 input.
+  // The scales of input that has them.
   Bytes x_scales_row(int rank, uint64_t round, uint32_t token) const {
     RandomStream random = stream(5, static_cast<uint64_t>(rank), round, token);
     Bytes row(scale_bytes());
@@ -147,10 +147,10 @@ struct EpCase {
   WireRow wire_row(int rank, uint64_t round, uint32_t token) const {
     const Bytes x = x_row(rank, round, token);
     if (wire == input) {
-      return {x, input == MEP_FLOAT8_E4M3 ? x_scales_row(rank, round, token) : Bytes()};
+      return {x, mep_reference::has_scales(input) ? x_scales_row(rank, round, token) : Bytes()};
     }
     WireRow row{Bytes(hidden), Bytes(scale_bytes())};
-    quantize(input, x.data(), hidden, scale_type, row.values.data(), row.scales.data());
+    quantize(input, x.data(), hidden, wire, scale_type, row.values.data(), row.scales.data());
     return row;
   }
 

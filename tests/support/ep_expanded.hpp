@@ -151,7 +151,7 @@ class ExpandedRound {
     for (uint32_t token = 0; token < tokens_; ++token) {
       const Bytes row = c_.x_row(rank_, round_, token);
       std::memcpy(x_.data() + token * row.size(), row.data(), row.size());
-      if (c_.input != MEP_FLOAT8_E4M3) continue;
+      if (!mep_reference::has_scales(c_.input)) continue;
       const Bytes scales = c_.x_scales_row(rank_, round_, token);
       std::memcpy(x_scales_.data() + token * scales.size(), scales.data(), scales.size());
     }
@@ -288,7 +288,7 @@ class ExpandedRound {
   void set_inputs(DispatchTokens* send) {
     send->num_tokens = tokens_;
     send->x = x_.data();
-    send->x_scales = c_.input == MEP_FLOAT8_E4M3 ? x_scales_.data() : nullptr;
+    send->x_scales = mep_reference::has_scales(c_.input) ? x_scales_.data() : nullptr;
     send->flags = routed_ != round_ ? MEP_DISPATCH_REPLAY : 0;
     send->topk_idx = route_.data();
     send->topk_weights = c_.dispatch_weights ? weights_.data() : nullptr;

@@ -1,4 +1,4 @@
-// The arithmetic of expert parallelism, one value at a time: rows in e4m3 with scales, and sums of rows. Shares no code
+// The arithmetic of expert parallelism, one value at a time: rows with scales, and sums of rows. Shares no code
 // with the library.
 #pragma once
 
@@ -22,10 +22,16 @@ inline size_t scale_count(uint32_t scale_type, size_t hidden) {
   return (hidden + scale_group(scale_type) - 1) / scale_group(scale_type);
 }
 
-// A row of `type` as codes and scales, a float32 or a biased exponent for each group.
-inline void quantize(mep_dtype_t type, const uint8_t* x, size_t hidden, uint32_t scale_type,
-                     uint8_t* codes, uint8_t* scales) {
-  const SmallFormat& e4m3 = *small_format(MEP_FLOAT8_E4M3);
+// Whether rows of the type have scales.
+inline bool has_scales(mep_dtype_t type) {
+  return type == MEP_FLOAT8_E4M3;
+}
+
+// A row of `type` as codes of `wire` and scales, a float32 or a biased exponent for each group.
+inline void quantize(mep_dtype_t type, const uint8_t* x, size_t hidden, mep_dtype_t wire,
+                     uint32_t scale_type, uint8_t* codes, uint8_t* scales) {
+  const SmallFormat& small = *small_format(wire);
+  const auto most = static_cast<float>(small.largest());
   const bool is_exponent = scale_type != MEP_SCALE_FLOAT32;
   const size_t group = scale_group(scale_type);
   const auto value = [&](size_t i) { return load_number(type, x + i * element_bytes(type)); };
@@ -35,8 +41,8 @@ inline void quantize(mep_dtype_t type, const uint8_t* x, size_t hidden, uint32_t
     for (size_t i = begin; i < end; ++i) {
       if (std::fabs(value(i)) > largest) largest = std::fabs(value(i));  // never NaN
     }
-    const float scale = largest * (1.0f / 448.0f);
-    volatile float factor = 448.0f / largest;
+    const float scale = largest * (1.0f / most);
+    volatile float factor = most / largest;
     int exponent = 0;
     if (is_exponent) {
       // The least whose power of two is not below the scale.
@@ -50,9 +56,9 @@ inline void quantize(mep_dtype_t type, const uint8_t* x, size_t hidden, uint32_t
     }
     for (size_t i = begin; i < end; ++i) {
       const volatile float scaled = value(i) * factor;
-      codes[i] = static_cast<uint8_t>(e4m3.encode(scaled));
+      codes[i] = static_cast<uint8_t>(small.encode(scaled));
       // Not rounded up to a value that float32 cannot hold.
-      const double back = std::ldexp(std::fabs(e4m3.decode(codes[i])), exponent);
+      const double back = std::ldexp(std::fabs(small.decode(codes[i])), exponent);
       if (exponent < 128 && back > std::numeric_limits<float>::max()) --codes[i];
     }
   }

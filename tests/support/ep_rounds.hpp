@@ -190,7 +190,7 @@ class EpRound {
     for (uint32_t token = 0; token < tokens_; ++token) {
       const Bytes row = c_.x_row(rank_, round_, token);
       std::memcpy(x_.data() + token * x_stride_, row.data(), row.size());
-      if (c_.input != MEP_FLOAT8_E4M3) continue;
+      if (!mep_reference::has_scales(c_.input)) continue;
       const Bytes scales = c_.x_scales_row(rank_, round_, token);
       std::memcpy(x_scales_.data() + token * x_scales_stride_, scales.data(), scales.size());
     }
@@ -203,7 +203,7 @@ class EpRound {
     args->num_tokens = tokens_;
     args->x = x_.data();
     args->x_stride_bytes = c_.strided ? x_stride_ : 0;
-    args->x_scales = c_.input == MEP_FLOAT8_E4M3 ? x_scales_.data() : nullptr;
+    args->x_scales = mep_reference::has_scales(c_.input) ? x_scales_.data() : nullptr;
     args->x_scales_stride_bytes = c_.strided ? x_scales_stride_ : 0;
     args->topk_idx = c_.wide_indices ? static_cast<const void*>(wide_.data()) : narrow_.data();
     args->topk_idx_type = c_.wide_indices ? mep_dtype_t{0} : mep_dtype_t{MEP_INT32};

@@ -59,6 +59,8 @@ class SmallFormat {
                        : std::numeric_limits<double>::quiet_NaN();
   }
 
+  double largest() const { return values_.back(); }
+
   // To nearest, ties to even; beyond the largest where there is no infinity: the largest.
   uint32_t encode(double x) const {
     if (std::isnan(x)) return nan_;

@@ -114,7 +114,7 @@ class Rank {
       for (uint32_t token = 0; token < tokens; ++token) {
         const Bytes row = ep.x_row(rank_, round, token);
         std::memcpy(x_.data() + token * ep.input_bytes(), row.data(), row.size());
-        if (ep.input != MEP_FLOAT8_E4M3) continue;
+        if (!mep_reference::has_scales(ep.input)) continue;
         const Bytes scales = ep.x_scales_row(rank_, round, token);
         std::memcpy(scales_.data() + token * ep.scale_bytes(), scales.data(), scales.size());
       }
@@ -122,7 +122,7 @@ class Rank {
       weights_ = ep.weights(rank_, routed, false);
       send.num_tokens = tokens;
       send.x = x_.data();
-      send.x_scales = ep.input == MEP_FLOAT8_E4M3 ? scales_.data() : nullptr;
+      send.x_scales = mep_reference::has_scales(ep.input) ? scales_.data() : nullptr;
       send.flags = routed == round ? 0 : MEP_DISPATCH_REPLAY;
       send.topk_idx = routed == round ? wide_.data() : nullptr;
       send.topk_weights = routed == round && ep.dispatch_weights ? weights_.data() : nullptr;

@@ -1,5 +1,5 @@
 // labels: gate
-// Quantising to e4m3, for both kinds of scale, against the formulas evaluated one value at
+// Quantising to each format of rows with scales, against the formulas evaluated one value at
 // a time: all lengths up to three groups and real hidden sizes, all token types and SIMD levels.
 #include <cfloat>
 
@@ -14,12 +14,13 @@ constexpr size_t kMaxHidden = 7168;
 
 struct Format {
   const char* name;
+  mep_dtype_t value;
   mep_scale_type_t scale_type;
   size_t scale_bytes;
 };
-constexpr Format kFormats[] = {{"float32", MEP_SCALE_FLOAT32, 4},
-                               {"ue8m0", MEP_SCALE_UE8M0, 1},
-                               {"mxfp8", MEP_SCALE_UE8M0_32, 1}};
+constexpr Format kFormats[] = {{"e4m3", MEP_FLOAT8_E4M3, MEP_SCALE_FLOAT32, 4},
+                               {"e4m3_ue8m0", MEP_FLOAT8_E4M3, MEP_SCALE_UE8M0, 1},
+                               {"mxfp8", MEP_FLOAT8_E4M3, MEP_SCALE_UE8M0_32, 1}};
 
 constexpr const mep::RowFormat& kFloatScales = mep::row_format(MEP_FLOAT8_E4M3, MEP_SCALE_FLOAT32);
 constexpr const mep::RowFormat& kMxfp8 = mep::row_format(MEP_FLOAT8_E4M3, MEP_SCALE_UE8M0_32);
@@ -57,7 +58,7 @@ void check_quantize(const Level& level, mep_dtype_t dtype, const std::vector<uin
   static GuardedMemory scale_memory(4096);
   const size_t hidden = expected.q.size();
   const size_t bytes = expected.scales.size();
-  const mep::RowFormat& format = mep::row_format(MEP_FLOAT8_E4M3, expected.format.scale_type);
+  const mep::RowFormat& format = mep::row_format(expected.format.value, expected.format.scale_type);
   const mep::QuantizeFunction kernel =
       level.kernels->quantize[static_cast<size_t>(format.kind)][dtype];
   uint8_t* x = random.below(3) != 0 ? in.at_end(row.size()) : in.at_start() + random.below(16);
@@ -92,7 +93,7 @@ void check_row(mep_dtype_t dtype, size_t hidden, size_t kind, RandomStream& rand
     Expected expected{
         format, std::vector<uint8_t>(hidden),
         std::vector<uint8_t>(scale_count(format.scale_type, hidden) * format.scale_bytes)};
-    quantize(dtype, row.data(), hidden, format.scale_type, expected.q.data(),
+    quantize(dtype, row.data(), hidden, format.value, format.scale_type, expected.q.data(),
              expected.scales.data());
     for (const Level& level : levels()) check_quantize(level, dtype, row, expected, random);
   }

@@ -125,8 +125,8 @@ class Ep(Unique):
         self.side_bytes: int = config.side_bytes
         self.input_type: int = _abi.MEP_UINT8 if self.row_bytes else config.input_type or _abi.MEP_BFLOAT16
         self.wire_type: int = config.wire_type or self.input_type
-        has_other_sums = self.row_bytes or self.input_type == _abi.MEP_FLOAT8_E4M3
-        self.combine_type: int = config.combine_type or (_abi.MEP_BFLOAT16 if has_other_sums else self.input_type)
+        is_summed = self.input_type in (_abi.MEP_BFLOAT16, _abi.MEP_FLOAT16, _abi.MEP_FLOAT32)
+        self.combine_type: int = config.combine_type or (self.input_type if is_summed else _abi.MEP_BFLOAT16)
         self.max_replicas: int = config.max_replicas or 1
         self.high_throughput: bool = config.layout >= _abi.MEP_EP_HIGH_THROUGHPUT
         self.expanded: bool = config.layout == _abi.MEP_EP_EXPANDED

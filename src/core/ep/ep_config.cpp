@@ -190,12 +190,14 @@ mep_result_t resolve_typed(const mep_ep_config_t& config, EpShape* shape) {
         shape->input().has_scales() ? mep_dtype_t{MEP_BFLOAT16} : shape->input_type;
   }
   if (shape->input().kind == RowFormatKind::kNone) {
-    return fail(MEP_ERR_UNSUPPORTED, "input_type %u: bf16, f16, f32 and e4m3 are built",
-                shape->input_type);
+    return fail(MEP_ERR_UNSUPPORTED, "input_type %u with scale_type %u: formats of rows are%s",
+                shape->input_type, shape->scale_type, kRowFormatNames);
   }
-  if (shape->quantizes() && !shape->wire().has_scales()) {
-    return fail(MEP_ERR_UNSUPPORTED, "wire_type %u: it is the input type or e4m3",
-                shape->wire_type);
+  if (shape->quantizes() && (shape->input().has_scales() || !shape->wire().has_scales())) {
+    return fail(MEP_ERR_UNSUPPORTED,
+                "wire_type %u with scale_type %u: it is the input type, or input without scales "
+                "becomes one of%s",
+                shape->wire_type, shape->scale_type, kScaledFormatNames);
   }
   if (!shape->wire().holds(shape->hidden)) {
     return fail(MEP_ERR_INVALID_ARGUMENT,

@@ -128,6 +128,7 @@ struct Float16Format {
 
 template <class Format>
 struct Float8Format {
+  using Small = Format;
   using V = F32;
   static constexpr size_t kElement = 1;
   static constexpr size_t kBytes = kLanes;

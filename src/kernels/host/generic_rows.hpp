@@ -70,39 +70,48 @@ inline float group_maximum(const uint8_t* from, size_t count) {
   return largest_lane(best);
 }
 
-template <class From, size_t kGroup, bool kStream>
+// To, of one byte, has the values of the wire.
+template <class From, class To, size_t kGroup, bool kStream>
 inline void quantize_group(const uint8_t* from, uint8_t* q, float factor, size_t count) {
-  using E4m3 = Float8Format<E4M3Format>;
   constexpr size_t kVectors = kGroup / kLanes;
   if (count == kGroup) {
     MEP_UNROLL
     for (size_t v = 0; v < kVectors; ++v) {
-      E4m3::template store<kStream>(q + v * kLanes, From::load(from + v * From::kBytes) * factor);
+      To::template store<kStream>(q + v * kLanes, From::load(from + v * From::kBytes) * factor);
     }
     return;
   }
   size_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
-    E4m3::template store<kStream>(q + i, From::load(from + i * From::kElement) * factor);
+    To::template store<kStream>(q + i, From::load(from + i * From::kElement) * factor);
   }
   if (i == count) return;
   const F32 last = load_partial<From>(from + i * From::kElement, (count - i) * From::kElement);
-  store_partial<E4m3>(q + i, last * factor, count - i);
+  store_partial<To>(q + i, last * factor, count - i);
 }
 
-// A scale type gives the factor for x and stores the scale of the group.
+// The values of the wire, by the names that row_formats.def has.
+using E4m3 = Float8Format<E4M3Format>;
+
+// A codec gives the factor for x and stores the scale of the group.
+template <class To>
 struct FloatScale {
+  using Values = To;
+  static constexpr float kLargest = To::Small::kLargest;
   static float put(void* scales, size_t group, float maximum) {
-    static_cast<float*>(scales)[group] = maximum * (1.0f / 448);
-    return 448 / maximum;
+    static_cast<float*>(scales)[group] = maximum * (1.0f / kLargest);
+    return kLargest / maximum;
   }
-  // 448 * scale is finite for every finite maximum.
+  // kLargest * scale is finite for every finite maximum.
   static void cap(uint8_t*, size_t, const void*, size_t) {}
 };
 
+template <class To>
 struct Ue8m0Scale {
+  using Values = To;
+  using Small = typename To::Small;
   static float put(void* scales, size_t group, float maximum) {
-    const uint32_t bits = __builtin_bit_cast(uint32_t, maximum * (1.0f / 448));
+    const uint32_t bits = __builtin_bit_cast(uint32_t, maximum * (1.0f / Small::kLargest));
     const uint32_t biased = (bits >> 23) + ((bits & 0x7fffffu) != 0 ? 1 : 0);
     const uint32_t scale = bits >= 0x7f800000u ? 255 : biased;
     static_cast<uint8_t*>(scales)[group] = static_cast<uint8_t>(scale);
@@ -110,13 +119,12 @@ struct Ue8m0Scale {
     const uint32_t factor = scale < 254 ? (254 - scale) << 23 : 0x00800000u >> (scale - 253);
     return __builtin_bit_cast(float, factor);
   }
-  // With the largest scale of finite values, 2^120, the code of 256 is more than float32 holds: what was
-  // rounded up to it becomes 240.
+  // With the largest scale of finite values, 2^120 for e4m3, the code of 256 is more than float32 holds: what
+  // was rounded up to it becomes 240.
   static void cap(uint8_t* q, size_t count, const void* scales, size_t group) {
-    constexpr uint8_t kLargestScale = 247;
-    constexpr uint8_t kCodeOf256 = 0x78;
+    constexpr uint8_t kLargestScale = 255 - Small::kTopExponent;
     if (static_cast<const uint8_t*>(scales)[group] != kLargestScale) return;
-    for (size_t i = 0; i < count; ++i) q[i] -= (q[i] & 0x7f) == kCodeOf256 ? 1 : 0;
+    for (size_t i = 0; i < count; ++i) q[i] -= (q[i] & 0x7f) == Small::kTopCode ? 1 : 0;
   }
 };
 
@@ -126,7 +134,7 @@ inline void quantize_groups(const uint8_t* from, size_t hidden, uint8_t* q, void
     const size_t count = hidden - i < kGroup ? hidden - i : kGroup;
     const uint8_t* values = from + i * From::kElement;
     const float factor = Scale::put(scales, group, group_maximum<From, kGroup>(values, count));
-    quantize_group<From, kGroup, kStream>(values, q + i, factor, count);
+    quantize_group<From, typename Scale::Values, kGroup, kStream>(values, q + i, factor, count);
     Scale::cap(q + i, count, scales, group);
   }
 }

@@ -58,10 +58,10 @@ void reduce_rows(mep_dtype_t dtype, mep_op_t op, void* out, const void* const* i
 void convert_to_f32(mep_dtype_t dtype, const void* in, float* out, size_t count);
 void convert_from_f32(mep_dtype_t dtype, const float* in, void* out, size_t count);
 
-// Quantises one row of `hidden` values of `dtype` (f16, bf16, f32) to e4m3, with the scales of
-// `format`. For each group a = max(1e-4f, max|x|), NaN not counted. x NaN gives q 0x7f. A group with
-// an infinity has a scale that is not finite, so that all of it is NaN when dequantised: an overflow
-// is never hidden.
+// Quantises one row of `hidden` values of `dtype` (f16, bf16, f32) to the values and scales of
+// `format`. For each group a = max(1e-4f, max|x|), NaN not counted. x NaN gives q NaN, 0x7f. A group
+// with an infinity has a scale that is not finite, so that all of it is NaN when dequantised: an
+// overflow is never hidden. For e4m3, whose largest value is 448:
 //   float32  scale = a * (1.0f / 448); q = e4m3(x * (448 / a)). With an infinity the scale is +inf
 //            and finite values become 0.
 //   UE8M0    powers of two, stored as their biased exponent: e = ceil(log2(a * (1.0f / 448)));

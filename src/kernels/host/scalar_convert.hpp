@@ -22,6 +22,12 @@ struct SmallFloat {
   static constexpr uint32_t kNan = kNanCode;
   static constexpr uint32_t kMagnitude = (1u << (kBits - 1)) - 1;
   static constexpr uint32_t kInfinityCode = kMagnitude & ~((1u << kMantissa) - 1);
+  static constexpr uint32_t kLargestCode = (kInfinity ? kInfinityCode : kMagnitude) - 1;
+  static constexpr float kLargest = __builtin_bit_cast(
+      float, (kLargestCode << (23 - kMantissa)) + (static_cast<uint32_t>(127 - kBias) << 23));
+  // The power of two in the largest value.
+  static constexpr uint32_t kTopExponent = (kLargestCode >> kMantissa) - kBias;
+  static constexpr uint32_t kTopCode = kLargestCode & ~((1u << kMantissa) - 1);
   // Larger magnitudes are set to this float32 before rounding: the power of two whose code is
   // infinity, or the largest finite value.
   static constexpr uint32_t kClampF32 =
@@ -39,6 +45,7 @@ using F16Format = SmallFloat<16, 10, 15, true, 0x7e00>;
 using E5M2Format = SmallFloat<8, 2, 15, true, 0x7f>;
 using E4M3Format = SmallFloat<8, 3, 7, false, 0x7f>;
 static_assert(E4M3Format::kClampF32 == 0x43e00000u, "448");
+static_assert(E4M3Format::kLargest == 448 && E5M2Format::kLargest == 57344);
 
 template <class Format>
 static inline uint32_t small_float_encode(float value) {

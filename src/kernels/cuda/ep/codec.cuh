@@ -96,7 +96,7 @@ struct CopyCodec {
   }
 };
 
-// e4m3 on the wire, with a scale for each kGroup values. A lane has sixteen values.
+// Values of one byte on the wire, with a scale for each kGroup of them. A lane has sixteen values.
 template <class Input, class Scale, uint32_t kGroup>
 struct QuantizeCodec {
   // Seldom used types have general kernels alone.
@@ -163,8 +163,9 @@ struct QuantizeCodec {
     if (first >= source.hidden) return;  // hidden is a multiple of 16
     uint32_t scale = 0;
     const float factor = Scale::put(maximum, &scale);
-    const uint2 low = Scale::cap(quantize_eight(x, factor), scale);
-    const uint2 high = Scale::cap(quantize_eight(x + 8, factor), scale);
+    using To = typename Scale::Values;
+    const uint2 low = Scale::cap(quantize_eight<To>(x, factor), scale);
+    const uint2 high = Scale::cap(quantize_eight<To>(x + 8, factor), scale);
     const uint4 q = {low.x, low.y, high.x, high.y};
     for_each_target<kTopK>(targets, count, [&](const RowTarget& target) {
       *reinterpret_cast<uint4*>(target.row + first) = q;

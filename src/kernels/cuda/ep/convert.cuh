@@ -72,34 +72,49 @@ struct Float32 {
 
 // --- Quantising -------------------------------------------------------------------------------------
 
+// The values of the wire, by the names that row_formats.def has: the largest, and the power of two in it.
+struct E4m3 {
+  static constexpr float kLargest = 448;
+  static constexpr uint32_t kTopExponent = 8;
+  static constexpr uint32_t kTopCode = 0x78;
+  static __device__ uint32_t encode_two(float low, float high) {
+    return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
+  }
+};
+
+// A codec gives the factor for x and stores the scale of the group.
+template <class To>
 struct FloatScale {
+  using Values = To;
   static constexpr uint32_t kBytes = 4;
   static __device__ float put(float maximum, uint32_t* scale) {
-    *scale = __float_as_uint(__fmul_rn(maximum, 1.0f / 448));
-    return __fdiv_rn(448.0f, maximum);
+    *scale = __float_as_uint(__fmul_rn(maximum, 1.0f / To::kLargest));
+    return __fdiv_rn(To::kLargest, maximum);
   }
-  // 448 * scale is finite for every finite maximum.
+  // kLargest * scale is finite for every finite maximum.
   static __device__ uint2 cap(uint2 q, uint32_t) { return q; }
   static __device__ void store(std::byte* to, uint32_t scale) {
     *reinterpret_cast<uint32_t*>(to) = scale;
   }
 };
 
+template <class To>
 struct Ue8m0Scale {
+  using Values = To;
   static constexpr uint32_t kBytes = 1;
   static __device__ float put(float maximum, uint32_t* scale) {
-    const uint32_t bits = __float_as_uint(__fmul_rn(maximum, 1.0f / 448));
+    const uint32_t bits = __float_as_uint(__fmul_rn(maximum, 1.0f / To::kLargest));
     const uint32_t biased = (bits >> 23) + ((bits & 0x7fffffu) != 0 ? 1 : 0);
     *scale = bits >= 0x7f800000u ? 255 : biased;
     return __uint_as_float(*scale < 254 ? (254 - *scale) << 23 : 0x00800000u >> (*scale - 253));
   }
-  // With the largest scale of finite values, 2^120, the code of 256 is more than float32 holds: what was
-  // rounded up to it becomes 240.
+  // With the largest scale of finite values, 2^120 for e4m3, the code of 256 is more than float32 holds: what
+  // was rounded up to it becomes 240.
   static __device__ uint32_t cap_four(uint32_t q) {
-    return q - (__vcmpeq4(q & 0x7f7f7f7fu, 0x78787878u) & 0x01010101u);
+    return q - (__vcmpeq4(q & 0x7f7f7f7fu, To::kTopCode * 0x01010101u) & 0x01010101u);
   }
   static __device__ uint2 cap(uint2 q, uint32_t scale) {
-    constexpr uint32_t kLargestScale = 247;
+    constexpr uint32_t kLargestScale = 255 - To::kTopExponent;
     return scale == kLargestScale ? make_uint2(cap_four(q.x), cap_four(q.y)) : q;
   }
   static __device__ void store(std::byte* to, uint32_t scale) {
@@ -107,17 +122,14 @@ struct Ue8m0Scale {
   }
 };
 
-__device__ inline uint32_t encode_e4m3x2(float low, float high) {
-  return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
-}
-
 // Eight values times the factor, each product rounded.
+template <class To>
 __device__ inline uint2 quantize_eight(const float* x, float factor) {
   float v[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) v[i] = __fmul_rn(x[i], factor);
-  return {encode_e4m3x2(v[0], v[1]) | encode_e4m3x2(v[2], v[3]) << 16,
-          encode_e4m3x2(v[4], v[5]) | encode_e4m3x2(v[6], v[7]) << 16};
+  return {To::encode_two(v[0], v[1]) | To::encode_two(v[2], v[3]) << 16,
+          To::encode_two(v[4], v[5]) | To::encode_two(v[6], v[7]) << 16};
 }
 
 }  // namespace mep::device
