@@ -24,10 +24,14 @@ class Hash {
   uint64_t value_;
 };
 
-inline uint64_t hash_text(std::string_view text, uint64_t seed = 0) {
+inline uint64_t hash_bytes(uint64_t seed, const void* data, size_t count) {
   Hash hash(seed);
-  hash.bytes(text.data(), text.size());
+  hash.bytes(data, count);
   return hash.value();
+}
+
+inline uint64_t hash_text(std::string_view text, uint64_t seed = 0) {
+  return hash_bytes(seed, text.data(), text.size());
 }
 
 }  // namespace mep

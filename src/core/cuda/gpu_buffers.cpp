@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <limits>
 
+#include "base/hash.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/cuda/pinned_word.hpp"

@@ -8,11 +8,11 @@
 #include <utility>
 
 #include "base/failpoint.hpp"
+#include "base/hash.hpp"
 #include "base/status.hpp"
 #include "core/coll/check.hpp"
 #include "core/coll/counted_blocks.hpp"
 #include "core/cuda/pinned_word.hpp"
-#include "core/ep/ep_config.hpp"
 #include "transport/cuda/gpu_allocations.hpp"
 
 namespace mep {

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/hash.hpp"
 #include "base/status.hpp"
-#include "core/ep/ep_config.hpp"
 #include "kernels/cuda/coll/state.hpp"
 
 namespace mep {

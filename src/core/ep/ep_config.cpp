@@ -282,12 +282,6 @@ mep_result_t compare_configs(Comm& comm, const EpShape& shape, const std::string
 
 }  // namespace
 
-uint64_t hash_bytes(uint64_t seed, const void* bytes, size_t count) {
-  Hash hash(seed);
-  hash.bytes(bytes, count);
-  return hash.value();
-}
-
 mep_result_t resolve_ep_config(uint32_t rank, uint32_t ranks, const mep_ep_config_t& config,
                                EpShape* out, bool on_device) {
   EpShape shape;

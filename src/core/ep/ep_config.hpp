@@ -115,6 +115,4 @@ struct EpAgreement {
   [[nodiscard]] mep_result_t reach(Comm& comm, const EpShape& shape, const char* given);
 };
 
-uint64_t hash_bytes(uint64_t seed, const void* bytes, size_t count);
-
 }  // namespace mep

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/hash.hpp"
 #include "base/status.hpp"
 #include "core/comm/gpu_backend.hpp"
 #include "core/ep/ep_description.hpp"

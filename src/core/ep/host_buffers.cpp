@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/hash.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/comm/backend.hpp"
