@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "core/ep/ep_layout.hpp"
+#include "core/ep/host/ep_layout.hpp"
 #include "core/ep/routing.hpp"
 #include "fuzz/fuzz_target.hpp"
 

@@ -33,6 +33,7 @@ ALLOWED = {
     "core/staged": ["base", "protocol", "kernels/cuda/coll", "kernels/cuda/device", "core/comm"],
     "core/ep": ["base", "protocol", "kernels/host", "kernels/cuda/ep", "core/bootstrap", "core/topo", "core/world", "core/operation",
                 "core/comm"],
+    "core/ep/host": ["base", "protocol", "kernels/host", "core/topo", "core/world", "core/operation", "core/comm", "core/ep"],
     "core/cuda": ["base", "protocol", "kernels/cuda/coll", "kernels/cuda/device", "kernels/cuda/ep", "transport/cuda", "transport/gpu_queue", "core/topo", "core/operation", "core/coll",
                   "core/comm", "core/ep", "core/queued", "core/staged"],
     "core/api": ["base", "protocol", "core/bootstrap", "core/topo", "core/world", "core/operation", "core/message", "core/comm",
@@ -66,6 +67,7 @@ TESTS = {
     "core/queued": r"^queued_",
     "core/staged": r"^staged_",
     "core/ep": r"^ep_",
+    "core/ep/host": r"^ep_",
     "core/cuda": r"^(gpu|on_host)_",
     "core/api": r"^(abi_|example_|oom|docs_api)",
     "include": r"^(abi_|docs_api)",
@@ -98,6 +100,8 @@ DEFINED_ELSEWHERE = {
     ("src/core/cuda/gpu_comm.cpp", "choose_device"): WITH_CUDA,
     ("src/core/cuda/make_gpu_backend.cpp", "join_gpu_backend"): WITH_CUDA,
     ("src/core/cuda/make_gpu_backend.cpp", "make_gpu_backend"): WITH_CUDA,
+    ("src/core/ep/host/host_buffers.cpp", "estimate_host_buffers"): "core/ep has what its rooms share, and names what it takes of them",
+    ("src/core/ep/host/host_buffers.cpp", "make_host_buffers"): "the same",
     ("src/core/api/ep_api.cpp", "ep_object_of"): "only the C API knows what a handle of the user's holds",
 }
 

@@ -7,7 +7,7 @@
 #include <cstdio>
 
 #include "core/ep/ep_object.hpp"
-#include "core/ep/host_buffers.hpp"
+#include "core/ep/host/host_buffers.hpp"
 #include "core/topo/usable.hpp"
 #include "support/ep_halves.hpp"
 #include "support/ep_rounds.hpp"

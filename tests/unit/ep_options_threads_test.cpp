@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
-#include "core/ep/ep_waits.hpp"
+#include "core/ep/host/ep_waits.hpp"
 #include "support/coll_ranks.hpp"
 #include "support/ep_halves.hpp"
 

@@ -4,7 +4,7 @@
 #include <iterator>
 #include <string>
 
-#include "core/ep/host_buffers.hpp"
+#include "core/ep/host/host_buffers.hpp"
 #include "support/cmocka_cpp.hpp"
 
 namespace {

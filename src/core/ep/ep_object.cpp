@@ -6,7 +6,6 @@
 #include "base/status.hpp"
 #include "core/comm/gpu_backend.hpp"
 #include "core/ep/ep_description.hpp"
-#include "core/ep/host_buffers.hpp"
 
 namespace mep {
 namespace {
@@ -18,7 +17,7 @@ EpDeviceOptions device_options(const mep_ep_config_t& config) {
 mep_result_t make_buffers(Comm& comm, Backend& backend, const EpShape& shape,
                           const EpDeviceOptions& options, std::unique_ptr<EpBuffers>* out) {
   if (GpuBackend* gpu = backend.gpu_backend()) return gpu->make_ep_buffers(shape, options, out);
-  *out = std::make_unique<HostBuffers>(comm, shape);
+  *out = make_host_buffers(comm, shape);
   return MEP_SUCCESS;
 }
 

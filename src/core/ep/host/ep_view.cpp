@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "base/status.hpp"
-#include "core/ep/ep_drive.hpp"
+#include "core/ep/host/ep_drive.hpp"
 
 namespace mep {
 

@@ -1,4 +1,4 @@
-#include "core/ep/ep_buffer.hpp"
+#include "core/ep/host/ep_buffer.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -7,7 +7,7 @@
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "base/test_delay.hpp"
-#include "core/ep/ep_drive.hpp"
+#include "core/ep/host/ep_drive.hpp"
 
 namespace mep {
 namespace {

@@ -1,7 +1,7 @@
 // How a call on a buffer waits; included by the files that have step functions.
 #pragma once
 
-#include "core/ep/ep_buffer.hpp"
+#include "core/ep/host/ep_buffer.hpp"
 
 namespace mep {
 

@@ -1,4 +1,4 @@
-#include "core/ep/ep_expansion.hpp"
+#include "core/ep/host/ep_expansion.hpp"
 
 #include <sys/mman.h>
 

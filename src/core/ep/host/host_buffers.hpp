@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "core/comm/comm.hpp"
-#include "core/ep/ep_buffer.hpp"
 #include "core/ep/ep_buffers.hpp"
+#include "core/ep/host/ep_buffer.hpp"
 #include "protocol/ep_call.hpp"
 
 namespace mep {
@@ -61,8 +61,5 @@ class HostBuffers final : public EpBuffers {
   mutable std::mutex map_mutex_;
   std::shared_ptr<const ExpertMap> map_;
 };
-
-// The memory that they would take.
-void estimate_host_buffers(const EpShape& shape, mep_ep_size_t* out);
 
 }  // namespace mep

@@ -10,7 +10,7 @@
 #include "base/status.hpp"
 #include "base/test_delay.hpp"
 #include "core/ep/ep_arguments.hpp"
-#include "core/ep/ep_drive.hpp"
+#include "core/ep/host/ep_drive.hpp"
 #include "kernels/host/kernels.hpp"
 
 namespace mep {

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "base/status.hpp"
-#include "core/ep/ep_drive.hpp"
+#include "core/ep/host/ep_drive.hpp"
 
 namespace mep {
 namespace {

@@ -1,4 +1,4 @@
-#include "core/ep/host_buffers.hpp"
+#include "core/ep/host/host_buffers.hpp"
 
 #include <algorithm>
 
@@ -171,6 +171,10 @@ void HostBuffers::install(const std::shared_ptr<const CommChange>& change,
                           const membership::Proposal* committed) {
   for (const auto& buffer : buffers_) buffer->install(change, committed);
   if (change != nullptr) installed_epoch_ = change->view->epoch;
+}
+
+std::unique_ptr<EpBuffers> make_host_buffers(Comm& comm, const EpShape& shape) {
+  return std::make_unique<HostBuffers>(comm, shape);
 }
 
 // --- Sizes ----------------------------------------------------------------------------------------
