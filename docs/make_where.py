@@ -56,7 +56,7 @@ AFTER = [
     ("rows in e4m3 (fp8), quantised by MEP or by the caller", ("yes", "yes", "yes"), [("src/core/ep/ep_config.cpp", "it is the input type, or input without scales"), EP_REACHES]),
     ("column-major scales", ("no", "yes", "yes"), [("src/core/ep/ep_config.cpp", "scale_layout: column-major scales are not built for host")]),
     ("`timeout_ms` and `wait_ns` of one dispatch or combine", ("yes", "no", "no"),
-     [("src/core/cuda/ep_call.cpp", "timeout_ms of a call is for host communicators"), ("src/core/cuda/ep_call.cpp", "wait_ns is for host communicators")]),
+     [("src/core/ep/cuda/ep_call.cpp", "timeout_ms of a call is for host communicators"), ("src/core/ep/cuda/ep_call.cpp", "wait_ns is for host communicators")]),
     ("EP objects with `MEP_EP_LOSS_UNIFORM`", ("yes", "no", "no"), [("src/core/ep/ep_config.cpp", "MEP_EP_LOSS_UNIFORM dispatch and combine would agree")]),
     ("limit of blocks, `num_sms`", ("no", "yes", "yes"), [("src/core/ep/ep_config.cpp", "num_sms is for CUDA communicators")]),
     ("registered send buffers (`mep_comm_register`)", ("changes nothing", "read in place where GPUs map each other", "changes nothing"),

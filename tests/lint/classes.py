@@ -11,7 +11,7 @@ MAX_FIELDS = 20
 LARGE = {
     ("src/core/coll/eager_ring.hpp", "EagerRing"): 27,
     ("src/core/coll/pipeline.hpp", "Pipeline"): 21,
-    ("src/core/cuda/gpu_buffers.hpp", "GpuBuffers"): 24,
+    ("src/core/ep/cuda/gpu_buffers.hpp", "GpuBuffers"): 24,
     ("src/core/ep/host/ep_buffer.hpp", "EpBuffer"): 42,
     ("src/core/membership/membership.hpp", "Membership"): 43,
     ("src/transport/tcp/peer.hpp", "TcpPeer"): 23,

@@ -2,11 +2,10 @@
 
 #include <cstring>
 
+#include "base/status.hpp"
 #include "core/coll/check.hpp"
 #include "core/coll/counted_blocks.hpp"
-#include "core/cuda/ep_call.hpp"
-#include "core/cuda/ep_geometry.hpp"
-#include "core/cuda/gpu_buffers.hpp"
+#include "core/comm/comm.hpp"
 #include "kernels/cuda/device/losses.hpp"
 #include "transport/cuda/gpu_allocations.hpp"
 
@@ -35,23 +34,6 @@ bool GpuDescription::decode(std::span<const std::byte> bytes, std::vector<uint64
   }
   const bool queues = reach == static_cast<uint64_t>(GpuReach::kQueues);
   return queues || (window_bytes != 0 && reach < static_cast<uint64_t>(GpuReach::kQueues));
-}
-
-mep_result_t CudaBackend::make_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
-                                          std::unique_ptr<EpBuffers>* out) {
-  MEP_TRY(check_ep_shape(shape));
-  *out = std::make_unique<GpuBuffers>(comm_, *this, shape, options);
-  return MEP_SUCCESS;
-}
-
-mep_result_t CudaBackend::estimate_ep_buffers(const EpShape& shape, const EpDeviceOptions& options,
-                                              mep_ep_size_t* out) const {
-  return estimate_gpu_buffers(*this, shape, options, out);
-}
-
-mep_result_t CudaBackend::count_layout(const device::DispatchLayout& layout, void* stream) {
-  MEP_TRY(check_stream(stream));
-  return enqueue_layout(device(), layout, stream);
 }
 
 CudaBackend::~CudaBackend() {

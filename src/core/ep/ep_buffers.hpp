@@ -1,5 +1,5 @@
-// The buffers of an EP object, on host memory (core/ep/host/host_buffers.hpp) or on a GPU (core/cuda/gpu_buffers.hpp).
-// EpObject has what does not depend on where they are.
+// The buffers of an EP object, on host memory (core/ep/host/host_buffers.hpp) or on a GPU
+// (core/ep/cuda/gpu_buffers.hpp). EpObject has what does not depend on where they are.
 #pragma once
 
 #include <cstdint>
@@ -82,7 +82,7 @@ class EpBuffers {
                        const membership::Proposal* committed) = 0;
 };
 
-// On host memory; GpuBackend makes those on GPUs.
+// On host memory; GpuBackend makes them on GPUs.
 std::unique_ptr<EpBuffers> make_host_buffers(Comm& comm, const EpShape& shape);
 // The memory that they would take.
 void estimate_host_buffers(const EpShape& shape, mep_ep_size_t* out);

@@ -1,4 +1,4 @@
-#include "core/cuda/ep_views.hpp"
+#include "core/ep/cuda/ep_views.hpp"
 
 #include <chrono>
 

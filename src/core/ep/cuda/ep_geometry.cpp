@@ -1,4 +1,4 @@
-#include "core/cuda/ep_geometry.hpp"
+#include "core/ep/cuda/ep_geometry.hpp"
 
 #include "base/status.hpp"
 #include "core/queued/queue_pairs.hpp"

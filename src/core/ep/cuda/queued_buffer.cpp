@@ -1,4 +1,4 @@
-#include "core/cuda/queued_buffer.hpp"
+#include "core/ep/cuda/queued_buffer.hpp"
 
 #include <vector>
 

@@ -1,4 +1,4 @@
-#include "core/cuda/ep_call.hpp"
+#include "core/ep/cuda/ep_call.hpp"
 
 #include <algorithm>
 #include <iterator>

@@ -1,4 +1,4 @@
-#include "core/cuda/gpu_buffers.hpp"
+#include "core/ep/cuda/gpu_buffers.hpp"
 
 #include <algorithm>
 #include <cstddef>

@@ -22,11 +22,11 @@
 #include <vector>
 
 #include "core/cuda/cuda_backend.hpp"
-#include "core/cuda/ep_call.hpp"
-#include "core/cuda/ep_geometry.hpp"
-#include "core/cuda/ep_views.hpp"
 #include "core/cuda/gpu_windows.hpp"
-#include "core/cuda/queued_buffer.hpp"
+#include "core/ep/cuda/ep_call.hpp"
+#include "core/ep/cuda/ep_geometry.hpp"
+#include "core/ep/cuda/ep_views.hpp"
+#include "core/ep/cuda/queued_buffer.hpp"
 #include "core/ep/ep_buffers.hpp"
 #include "protocol/ep_call.hpp"
 #include "transport/cuda/device_memory.hpp"
