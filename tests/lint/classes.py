@@ -12,7 +12,6 @@ LARGE = {
     ("src/core/coll/eager_ring.hpp", "EagerRing"): 27,
     ("src/core/coll/pipeline.hpp", "Pipeline"): 21,
     ("src/core/ep/cuda/gpu_buffers.hpp", "GpuBuffers"): 24,
-    ("src/core/ep/host/ep_buffer.hpp", "EpBuffer"): 42,
     ("src/core/membership/membership.hpp", "Membership"): 43,
     ("src/transport/tcp/peer.hpp", "TcpPeer"): 23,
     ("src/transport/verbs/peer.hpp", "Peer"): 23,

@@ -24,8 +24,8 @@ void add_rows(Counter* counter, int64_t rows) {
 }  // namespace
 
 Step EpBuffer::step_receive() {
-  if (!arrived_from_all(EpWord::kRowsReady, use_)) return Step::kPending;
-  std::copy(is_member_.begin(), is_member_.end(), complete_.begin());
+  if (!arrived_from_all(EpWord::kRowsReady, use_.number)) return Step::kPending;
+  std::copy(is_member_.begin(), is_member_.end(), received_.complete.begin());
   const mep_result_t arranged = arrange(nullptr);
   if (arranged != MEP_SUCCESS) return hard_failure(arranged);
   if (!engine_.complete(op_.epoch, op_.seq)) return Step::kPending;  // the view decides
@@ -35,14 +35,14 @@ Step EpBuffer::step_receive() {
   return Step::kDone;
 }
 
-// Fills recv_count, layout_range, src_info, row_entry and what high throughput has besides from the sources that are complete_.
+// Fills received_ from the sources that are complete.
 // kept_counts: [R][G] of this use, copied out when the epoch ended; null: they lie in the window.
 // Packed, the rows of an incomplete source leave a hole, which is closed: the rows behind it move up.
 mep_result_t EpBuffer::arrange(const uint32_t* kept_counts) {
   const uint32_t first_column = shape_.rank * shape_.row_groups;
-  compacted_ = false;
-  recv_total_ = 0;
-  std::fill(expert_rows_.begin(), expert_rows_.end(), 0);
+  received_.compacted = false;
+  received_.total = 0;
+  std::fill(received_.expert_rows.begin(), received_.expert_rows.end(), 0);
   for (uint32_t group = 0; group < shape_.row_groups; ++group) {
     uint64_t from = 0;
     uint64_t to = 0;
@@ -53,12 +53,13 @@ mep_result_t EpBuffer::arrange(const uint32_t* kept_counts) {
       if (is_member_[source] != 0 && kept_counts != nullptr) {
         count = kept_counts[size_t{source} * shape_.row_groups + group];
       } else if (is_member_[source] != 0) {
-        std::memcpy(&count, windows_.data() + layout_.counts(use_, source, first_column + group),
+        std::memcpy(&count,
+                    windows_.data() + layout_.counts(use_.number, source, first_column + group),
                     sizeof count);
       }
-      mep_range_t& range = layout_range_[size_t{group} * shape_.ranks + source];
+      mep_range_t& range = received_.layout_range[size_t{group} * shape_.ranks + source];
       range = {0, static_cast<int32_t>(to)};
-      if (complete_[source] == 0) {
+      if (received_.complete[source] == 0) {
         from += count;
         continue;
       }
@@ -77,8 +78,8 @@ mep_result_t EpBuffer::arrange(const uint32_t* kept_counts) {
       to += count;
       total += count;
     }
-    if (!shape_.high_throughput()) recv_count_[group] = static_cast<int32_t>(total);
-    recv_total_ += static_cast<int64_t>(total);
+    if (!shape_.high_throughput()) received_.count[group] = static_cast<int32_t>(total);
+    received_.total += static_cast<int64_t>(total);
   }
   if (shape_.high_throughput()) count_experts();
   if (shape_.expanded()) expand();
@@ -86,18 +87,18 @@ mep_result_t EpBuffer::arrange(const uint32_t* kept_counts) {
 }
 
 void EpBuffer::receive_nothing() {
-  std::fill(complete_.begin(), complete_.end(), 0);
-  std::fill(recv_count_.begin(), recv_count_.end(), 0);
-  std::fill(layout_range_.begin(), layout_range_.end(), mep_range_t{});
-  std::fill(expert_rows_.begin(), expert_rows_.end(), 0);
-  recv_total_ = 0;
+  std::fill(received_.complete.begin(), received_.complete.end(), 0);
+  std::fill(received_.count.begin(), received_.count.end(), 0);
+  std::fill(received_.layout_range.begin(), received_.layout_range.end(), mep_range_t{});
+  std::fill(received_.expert_rows.begin(), received_.expert_rows.end(), 0);
+  received_.total = 0;
   if (shape_.expanded()) expand();
 }
 
 mep_result_t EpBuffer::read_entries(uint32_t local_expert, uint64_t begin, uint32_t count,
                                     uint32_t source) {
   const uint64_t row = layout_.row(local_expert, begin);
-  uint32_t* entries = row_entry_.data() + row;
+  uint32_t* entries = received_.row_entry.data() + row;
   if (count != 0) {
     std::memcpy(entries, windows_.data() + layout_.entry(row), count * sizeof(uint32_t));
   }
@@ -107,14 +108,14 @@ mep_result_t EpBuffer::read_entries(uint32_t local_expert, uint64_t begin, uint3
       return fail(MEP_ERR_MISMATCH, "rank %u sent a row of token %u; max_tokens_per_rank is %u",
                   source, token, shape_.max_tokens);
     }
-    src_info_[row + i] = static_cast<int32_t>(token);
+    received_.src_info[row + i] = static_cast<int32_t>(token);
   }
   return MEP_SUCCESS;
 }
 
 // Down, over a hole. From then on the senders do not know where their rows lie, see step_combine_send.
 void EpBuffer::move_rows(uint32_t local_expert, uint64_t from, uint64_t to, uint32_t count) {
-  compacted_ = true;
+  received_.compacted = true;
   if (count == 0) return;
   const uint64_t source = layout_.row(local_expert, from);
   const uint64_t target = layout_.row(local_expert, to);
@@ -149,43 +150,44 @@ mep_result_t EpBuffer::deliver(const DispatchOutput& outputs) {
   const size_t experts = shape_.local_experts;
   if (outputs.layout_range != nullptr) {
     const std::vector<mep_range_t>& ranges =
-        shape_.expanded() ? expansion_.layout_range() : layout_range_;
+        shape_.expanded() ? received_.expansion.layout_range() : received_.layout_range;
     std::copy(ranges.begin(), ranges.end(), outputs.layout_range);
   }
   for (size_t local = 0; outputs.statistics != nullptr && local < experts; ++local) {
-    const int64_t rows = shape_.high_throughput() ? expert_rows_[local] : recv_count_[local];
+    const int64_t rows =
+        shape_.high_throughput() ? received_.expert_rows[local] : received_.count[local];
     if (outputs.statistics_type == MEP_INT32) {
       add_rows(static_cast<int32_t*>(outputs.statistics) + local, rows);
     } else {
       add_rows(static_cast<int64_t*>(outputs.statistics) + local, rows);
     }
   }
-  stage_ = Stage::kReceived;  // also where memory runs out in what follows
-  begin_y(*current_);
+  use_.stage = Stage::kReceived;  // also where memory runs out in what follows
+  begin_y(*use_.handle);
   agree_on_result();
-  note_record(complete_);
+  note_record(received_.complete);
   tell_status(outputs.op_status, outputs.op_status_bytes);
   return result_of_operation();
 }
 
 void EpBuffer::tell_counts(const DispatchOutput& outputs) const {
   for (int32_t* counts : {outputs.recv_count, outputs.recv_count_host}) {
-    if (counts != nullptr) std::copy(recv_count_.begin(), recv_count_.end(), counts);
+    if (counts != nullptr) std::copy(received_.count.begin(), received_.count.end(), counts);
   }
   if (outputs.token_range != nullptr) {
-    std::copy(layout_range_.begin(), layout_range_.end(), outputs.token_range);
+    std::copy(received_.layout_range.begin(), received_.layout_range.end(), outputs.token_range);
   }
   if (outputs.recv_total != nullptr) {
-    *outputs.recv_total = shape_.expanded() ? expansion_.total() : recv_total_;
+    *outputs.recv_total = shape_.expanded() ? received_.expansion.total() : received_.total;
   }
 }
 
 mep_result_t EpBuffer::check_capacity(const DispatchOutput& outputs) const {
   if (outputs.recv_x == nullptr || outputs.recv_capacity == 0) return MEP_SUCCESS;
-  auto rows = static_cast<uint64_t>(shape_.expanded() ? expansion_.total() : 0);
+  auto rows = static_cast<uint64_t>(shape_.expanded() ? received_.expansion.total() : 0);
   for (uint32_t local = 0; !shape_.expanded() && local < shape_.row_groups; ++local) {
     for (uint32_t source = 0; source < shape_.ranks; ++source) {
-      const Rows range(layout_range_[size_t{local} * shape_.ranks + source]);
+      const Rows range(received_.layout_range[size_t{local} * shape_.ranks + source]);
       if (range.count != 0) rows = std::max(rows, layout_.row(local, range.begin + range.count));
     }
   }
@@ -214,13 +216,14 @@ void EpBuffer::copy_rows(const DispatchOutput& outputs) const {
                                   : token_stride * shape_.rows_per_expert();
   for (uint32_t local = 0; local < shape_.row_groups; ++local) {
     for (uint32_t source = 0; source < shape_.ranks; ++source) {
-      const auto [begin, count] = Rows(layout_range_[size_t{local} * shape_.ranks + source]);
+      const auto [begin, count] =
+          Rows(received_.layout_range[size_t{local} * shape_.ranks + source]);
       if (count == 0) continue;
       const uint64_t row = layout_.row(local, begin);
       if (x != nullptr) {
         std::memcpy(x + row * row_bytes, base + layout_.recv_x(row), count * row_bytes);
       }
-      if (info != nullptr) std::copy_n(src_info_.data() + row, count, info + row);
+      if (info != nullptr) std::copy_n(received_.src_info.data() + row, count, info + row);
       for (uint64_t i = 0; scales != nullptr && i < count; ++i) {
         std::memcpy(scales + local * group_stride + (begin + i) * token_stride,
                     base + layout_.scales(row + i), scale_bytes);

@@ -38,7 +38,7 @@ mep_result_t EpBuffer::combine(EpHandle& handle, const CombineInput* send,
 
 mep_result_t EpBuffer::check_combine(const EpHandle& handle, const CombineInput* send,
                                      const CombineOutput* receive) const {
-  if (send == nullptr && (stage_ != Stage::kCombining || current_ != &handle)) {
+  if (send == nullptr && (use_.stage != Stage::kCombining || use_.handle != &handle)) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "there is no combine of this handle to receive; send one first");
   }
@@ -46,7 +46,7 @@ mep_result_t EpBuffer::check_combine(const EpHandle& handle, const CombineInput*
   if (send != nullptr) MEP_TRY(check_combine_input(shape_, *send));
   if (receive == nullptr) return MEP_SUCCESS;
   // Before anything is written to `out`: a caller that thinks of another dispatch has made it too small.
-  if (current_ == &handle && receive->num_tokens != 0 &&
+  if (use_.handle == &handle && receive->num_tokens != 0 &&
       receive->num_tokens != handle.routing.tokens) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "num_tokens is %u; the handle's dispatch had %u tokens",
                 receive->num_tokens, handle.routing.tokens);
@@ -57,32 +57,33 @@ mep_result_t EpBuffer::check_combine(const EpHandle& handle, const CombineInput*
 }
 
 mep_result_t EpBuffer::begin_combine(EpHandle& handle, const std::byte* y, bool receives) {
-  if (current_ != &handle) {
+  if (use_.handle != &handle) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "the buffer holds no dispatch of this handle: there was "
                 "none, it was combined, or the buffer was used again");
   }
-  if (stage_ != Stage::kReceived) {
+  if (use_.stage != Stage::kReceived) {
     return fail(MEP_ERR_BUSY, "the handle's last %s was not received",
-                stage_ == Stage::kDispatching ? "dispatch" : "combine");
+                use_.stage == Stage::kDispatching ? "dispatch" : "combine");
   }
   Reports::Report told;
   const mep_result_t caught = catch_up(&told);
   if (caught != MEP_SUCCESS)
     return uniform() ? begin_report(Stage::kCombining, &handle, caught, std::move(told)) : caught;
   begin_operation(Stage::kCombining, &handle);
-  std::fill(outputs_.begin(), outputs_.end(), CombineWord::kNone);
-  missing_place_ = kNoExpert;
+  std::fill(sums_.outputs.begin(), sums_.outputs.end(), CombineWord::kNone);
+  sums_.missing_place = kNoExpert;
   // The own experts' terms need no copy if they stay where they are until this call has read them.
-  own_terms_ = shape_.expanded() ? combine_out() : y;
-  const bool stays = own_terms_ == combine_out() || receives;
-  if (!stays || compacted_) own_terms_ = nullptr;
+  sums_.own_terms = shape_.expanded() ? combine_out() : y;
+  const bool stays = sums_.own_terms == combine_out() || receives;
+  if (!stays || received_.compacted) sums_.own_terms = nullptr;
   return MEP_SUCCESS;
 }
 
 Step EpBuffer::step_combine_send(const CombineInput& input) {
   const auto* y = shape_.expanded() ? combine_out() : static_cast<const std::byte*>(input.y);
-  const float* weights = shape_.expanded() ? expansion_.folded_values() : input.topk_weights;
+  const float* weights =
+      shape_.expanded() ? received_.expansion.folded_values() : input.topk_weights;
   // Each rank begins with itself, so that not all send to the same one first.
   const auto first = static_cast<size_t>(
       std::lower_bound(members_.begin(), members_.end(), shape_.rank) - members_.begin());
@@ -92,11 +93,11 @@ Step EpBuffer::step_combine_send(const CombineInput& input) {
     if (!posting.allowed()) return Step::kPending;
     const uint32_t target = members_[(first + op_.cursor) % members_.size()];
     CombineWord kind = CombineWord::kNone;
-    if (complete_[target] != 0) {
+    if (received_.complete[target] != 0) {
       if (shape_.expanded() && !fold_rows(target, input, posting)) return Step::kPending;
       // After a move the reader does not know the rows' places.
-      const bool in_place = y == combine_out() && pulls_[target] != 0 && !compacted_;
-      const bool own = target == shape_.rank && own_terms_ != nullptr;
+      const bool in_place = y == combine_out() && pulls_[target] != 0 && !received_.compacted;
+      const bool own = target == shape_.rank && sums_.own_terms != nullptr;
       kind = in_place || own ? CombineWord::kPull : CombineWord::kPushed;
     }
     if (kind == CombineWord::kPushed) {
@@ -105,16 +106,16 @@ Step EpBuffer::step_combine_send(const CombineInput& input) {
       if (pushed != MEP_SUCCESS) return posting_failure(pushed);
       if (!finished) return Step::kPending;
     }
-    if (input.topk_weights != nullptr && complete_[target] != 0) {
+    if (input.topk_weights != nullptr && received_.complete[target] != 0) {
       const mep_result_t put = put_weights(target, weights);
       if (put != MEP_SUCCESS) return posting_failure(put);
     }
     MEP_TEST_DELAY_POINT("ep combine ready");
-    const mep_result_t sent =
-        signal(EpWord::kCombineReady, use_, target, combine_payload(kind, current_->mark));
+    const mep_result_t sent = signal(EpWord::kCombineReady, use_.number, target,
+                                     combine_payload(kind, use_.handle->mark));
     if (sent != MEP_SUCCESS) return posting_failure(sent);
   }
-  given_back_ = true;
+  use_.given_back = true;
   op_.cursor = 0;
   op_.sent = true;
   return Step::kDone;
@@ -124,15 +125,15 @@ Step EpBuffer::step_combine_send(const CombineInput& input) {
 mep_result_t EpBuffer::push_rows(uint32_t target, const std::byte* y, const PostingScope& posting,
                                  bool* finished) {
   const size_t bytes = shape_.combine_row_bytes();
-  const bool non_temporal = static_cast<uint64_t>(recv_total_) * bytes >= kNonTemporalBytes;
+  const bool non_temporal = static_cast<uint64_t>(received_.total) * bytes >= kNonTemporalBytes;
   const Remote& remote = windows_[target];
   for (uint32_t local = 0; local < shape_.row_groups; ++local) {
-    const Rows range(layout_range_[size_t{local} * shape_.ranks + target]);
+    const Rows range(received_.layout_range[size_t{local} * shape_.ranks + target]);
     const uint64_t first = layout_.row(local, range.begin);
     const uint64_t end = first + range.count;
     for (uint64_t row = first; row < end; ++row) {
       if (!posting.allowed()) return MEP_SUCCESS;
-      const uint64_t offset = layout_.combine_in(row_entry_[row]);
+      const uint64_t offset = layout_.combine_in(received_.row_entry[row]);
       if (remote.mapped != nullptr) {
         copy_row(remote.mapped + offset, y + row * bytes, bytes, non_temporal);
       } else {
@@ -147,10 +148,10 @@ mep_result_t EpBuffer::push_rows(uint32_t target, const std::byte* y, const Post
 // --- The receiver's side --------------------------------------------------------------------------
 
 Step EpBuffer::step_combine_receive() {
-  if (!arrived_from_all(EpWord::kCombineReady, use_)) return Step::kPending;
+  if (!arrived_from_all(EpWord::kCombineReady, use_.number)) return Step::kPending;
   for (const uint32_t source : members_) {
     uint32_t payload = 0;
-    const bool came = arrived(EpWord::kCombineReady, use_, source, &payload);
+    const bool came = arrived(EpWord::kCombineReady, use_.number, source, &payload);
     note_outputs(source, came, payload);
   }
   if (!engine_.complete(op_.epoch, op_.seq)) return Step::kPending;  // the view decides
@@ -162,28 +163,28 @@ Step EpBuffer::step_combine_receive() {
 
 void EpBuffer::note_outputs(uint32_t source, bool word_arrived, uint32_t payload) {
   CombineWord kind = word_arrived ? combine_kind(payload) : CombineWord::kNone;
-  if (payload != combine_payload(kind, current_->mark)) kind = CombineWord::kNone;
+  if (payload != combine_payload(kind, use_.handle->mark)) kind = CombineWord::kNone;
   if (kind != CombineWord::kPull && kind != CombineWord::kPushed) kind = CombineWord::kNone;
   if (kind == CombineWord::kPull && windows_[source].mapped == nullptr) kind = CombineWord::kNone;
-  outputs_[source] = kind;
+  sums_.outputs[source] = kind;
 }
 
 // All words have come. Terms of a member that has none for this rank's tokens are an error; those of
 // absent ranks were known to be missing when the tokens were sent, or their rank has failed since. `change`: how a change
 // of the view explains a member's; null: there was none.
 void EpBuffer::judge_outputs(const char* change) {
-  const Routing& routing = current_->routing;
+  const Routing& routing = use_.handle->routing;
   const size_t entries = size_t{routing.tokens} * shape_.row_k;
   uint32_t silent_member = UINT32_MAX;
   for (size_t at = 0; at < entries; ++at) {
     const RouteEntry& entry = routing.entries[at];
     if (entry.place < 0) continue;
     const uint32_t owner = static_cast<uint32_t>(entry.place) / shape_.row_groups;
-    if (entry.row != kNotSent && outputs_[owner] != CombineWord::kNone) continue;
-    missing_place_ = entry.place;
+    if (entry.row != kNotSent && sums_.outputs[owner] != CombineWord::kNone) continue;
+    sums_.missing_place = entry.place;
     if (is_member_[owner] != 0) silent_member = owner;
   }
-  if (missing_place_ == kNoExpert) return;
+  if (sums_.missing_place == kNoExpert) return;
   if (silent_member != UINT32_MAX) {
     op_.result = change != nullptr ? fail(MEP_ERR_PEER_FAILED,
                                           "the terms of rank %u's experts are left out: it %s",
@@ -199,7 +200,7 @@ void EpBuffer::judge_outputs(const char* change) {
         fail(MEP_ERR_PEER_FAILED,
              "the expert at place %d is on rank %u, which is absent; its terms are left out. "
              "mep_ep_set_expert_map can route around it, MEP_EP_LOSS_PARTIAL allows it",
-             missing_place_, static_cast<uint32_t>(missing_place_) / shape_.row_groups);
+             sums_.missing_place, static_cast<uint32_t>(sums_.missing_place) / shape_.row_groups);
   }
   if (is_error(op_.result)) op_.text = last_error_text();
 }
@@ -209,10 +210,10 @@ const std::byte* EpBuffer::term(const RouteEntry& entry, size_t at) const {
   if (entry.row == kNotSent) return nullptr;
   const auto place = static_cast<uint32_t>(entry.place);
   const uint32_t owner = place / shape_.row_groups;
-  if (outputs_[owner] == CombineWord::kPushed) return windows_.data() + layout_.combine_in(at);
-  if (outputs_[owner] == CombineWord::kNone) return nullptr;
+  if (sums_.outputs[owner] == CombineWord::kPushed) return windows_.data() + layout_.combine_in(at);
+  if (sums_.outputs[owner] == CombineWord::kNone) return nullptr;
   const uint64_t row = layout_.row(place % shape_.row_groups, entry.row);
-  if (owner == shape_.rank) return own_terms_ + row * shape_.combine_row_bytes();
+  if (owner == shape_.rank) return sums_.own_terms + row * shape_.combine_row_bytes();
   return windows_[owner].mapped + layout_.combine_out(row);
 }
 
@@ -225,7 +226,7 @@ uint32_t EpBuffer::gather_outputs(uint32_t token, const float* weights, bool ren
   float present = 0;
   bool missing = false;
   for (uint32_t k = 0; k < shape_.row_k; ++k) {
-    const RouteEntry& entry = current_->routing.entries[first + k];
+    const RouteEntry& entry = use_.handle->routing.entries[first + k];
     if (entry.place < 0) continue;
     const float weight = weights != nullptr ? weights[first + k] : 1;
     all += weight;
@@ -257,7 +258,7 @@ void EpBuffer::begin_y(const EpHandle& handle) {
 
 // Whether a token of this rank is with an expert of `owner`.
 bool EpBuffer::needs(uint32_t owner) const {
-  const Routing& routing = current_->routing;
+  const Routing& routing = use_.handle->routing;
   const std::span entries(routing.entries.data(), size_t{routing.tokens} * shape_.row_k);
   return std::any_of(entries.begin(), entries.end(), [&](const RouteEntry& entry) {
     return entry.place >= 0 && static_cast<uint32_t>(entry.place) / shape_.row_groups == owner;
@@ -270,11 +271,11 @@ bool EpBuffer::withdraw_overwritten() {
   full_fence();  // the terms were read before the words are
   bool any = false;
   for (uint32_t owner = 0; owner < shape_.ranks; ++owner) {
-    if (outputs_[owner] != CombineWord::kPull || owner == shape_.rank) continue;
+    if (sums_.outputs[owner] != CombineWord::kPull || owner == shape_.rank) continue;
     // The window is that of the process which sent the word: no joiner comes in before this rank leaves its peers alone.
-    if (load_signal(windows_[owner].mapped, layout_.y_of()) == current_->mark) continue;
+    if (load_signal(windows_[owner].mapped, layout_.y_of()) == use_.handle->mark) continue;
     if (!needs(owner)) continue;
-    outputs_[owner] = CombineWord::kNone;
+    sums_.outputs[owner] = CombineWord::kNone;
     any = true;
   }
   if (any && !is_error(op_.result)) {
@@ -288,7 +289,7 @@ bool EpBuffer::withdraw_overwritten() {
 // --- Sums -----------------------------------------------------------------------------------------
 
 void EpBuffer::sum_terms(const CombineOutput& sums) {
-  const Routing& routing = current_->routing;
+  const Routing& routing = use_.handle->routing;
   const float* weights = sums.weights;
   // In high throughput the rows are weighted sums already.
   const bool weighs = !shape_.high_throughput() && routing.has_weights;
@@ -323,11 +324,11 @@ mep_result_t EpBuffer::finish_combine(const CombineOutput& sums) {
   if (sums.recv_topk_weights != nullptr) sum_weights(sums.recv_topk_weights);
   leave_peers_alone();
   agree_on_result();
-  stage_ = Stage::kIdle;  // also where memory runs out in what follows
-  current_ = nullptr;
+  use_.stage = Stage::kIdle;  // also where memory runs out in what follows
+  use_.handle = nullptr;
   std::vector<uint8_t> contributed(shape_.ranks, 0);
   for (uint32_t rank = 0; rank < shape_.ranks; ++rank) {
-    contributed[rank] = outputs_[rank] != CombineWord::kNone;
+    contributed[rank] = sums_.outputs[rank] != CombineWord::kNone;
   }
   note_record(contributed);
   tell_status(sums.op_status, sums.op_status_bytes);

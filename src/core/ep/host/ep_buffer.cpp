@@ -18,6 +18,25 @@ constexpr size_t kTextBytes = 1024;  // of any error's text
 
 }  // namespace
 
+EpBuffer::Sent::Sent(const EpShape& shape) : router(shape), first_row(shape.columns(), 0) {
+  if (!shape.high_throughput()) return;
+  const size_t values = size_t{shape.max_tokens} * shape.row_k * shape.top_k;
+  topk_idx.resize(values);
+  topk_weights.resize(values);
+}
+
+EpBuffer::Received::Received(const EpShape& shape)
+    : complete(shape.ranks, 0),
+      count(shape.local_experts, 0),
+      layout_range(size_t{shape.row_groups} * shape.ranks),
+      src_info(shape.rows(), 0),
+      row_entry(shape.rows(), 0),
+      expansion(shape) {
+  if (!shape.high_throughput()) return;
+  topk_idx.resize(shape.rows() * shape.top_k);
+  expert_rows.resize(shape.local_experts);
+}
+
 EpBuffer::EpBuffer(Comm& comm, const EpShape& shape, const EpLayout& layout, uint64_t id)
     : comm_(comm),
       shape_(shape),
@@ -26,23 +45,10 @@ EpBuffer::EpBuffer(Comm& comm, const EpShape& shape, const EpLayout& layout, uin
       pulls_(shape.ranks, 0),
       engine_(*this, comm.identity(), id),
       is_member_(shape.ranks, 0),
-      router_(shape),
-      first_row_(shape.columns(), 0),
-      complete_(shape.ranks, 0),
-      recv_count_(shape.local_experts, 0),
-      layout_range_(size_t{shape.row_groups} * shape.ranks),
-      src_info_(shape.rows(), 0),
-      row_entry_(shape.rows(), 0),
-      expansion_(shape),
-      outputs_(shape.ranks, CombineWord::kNone) {
+      sent_(shape),
+      received_(shape),
+      sums_(shape) {
   // Once an operation has begun others wait for it: what it needs from then on is there before.
-  if (shape.high_throughput()) {
-    const size_t sent = size_t{shape.max_tokens} * shape.row_k * shape.top_k;
-    sent_topk_.idx.resize(sent);
-    sent_topk_.weights.resize(sent);
-    recv_topk_idx_.resize(shape.rows() * shape.top_k);
-    expert_rows_.resize(shape.local_experts);
-  }
   op_.text.reserve(kTextBytes);
   op_.waits.reserve(shape.ranks);
   record_.reserve(shape.ranks);
@@ -50,7 +56,7 @@ EpBuffer::EpBuffer(Comm& comm, const EpShape& shape, const EpLayout& layout, uin
 }
 
 mep_result_t EpBuffer::offer() {
-  MEP_TRY(expansion_.allocate());
+  MEP_TRY(received_.expansion.allocate());
   MEP_TRY(windows_.create(engine_.id(), layout_.bytes()));
   return comm_.world().windows().offer(windows_.own(), comm_.slots());
 }
@@ -64,9 +70,9 @@ mep_result_t EpBuffer::receive(const CommView& view, const Deadline& deadline) {
   const bool any_put = std::any_of(
       windows_.remotes().begin(), windows_.remotes().end(),
       [](const Remote& remote) { return remote.mapped == nullptr && remote.transport != nullptr; });
-  staging_rows_ = any_put ? kStagedRows : 1;
+  sent_.staging_rows = any_put ? kStagedRows : 1;
   if (shape_.quantizes()) {
-    staging_.resize(staging_rows_ * (shape_.wire_row_bytes() + shape_.scale_row_bytes()));
+    sent_.staging.resize(sent_.staging_rows * (shape_.wire_row_bytes() + shape_.scale_row_bytes()));
   }
   return MEP_SUCCESS;
 }
@@ -99,8 +105,8 @@ TimeLimit EpBuffer::limit(uint32_t call_ms) const {
 
 void EpBuffer::begin_operation(Stage stage, EpHandle* handle) {
   MEP_TEST_DELAY_POINT("ep number");
-  stage_ = stage;
-  current_ = handle;
+  use_.stage = stage;
+  use_.handle = handle;
   op_.phase = 0;
   op_.cursor = 0;
   op_.sent = false;
@@ -128,9 +134,9 @@ mep_result_t EpBuffer::begin_report(Stage stage, EpHandle* handle, mep_result_t 
                                     Reports::Report told) {
   begin_operation(stage, handle);
   op_.ended_by = std::move(told);
-  std::fill(outputs_.begin(), outputs_.end(), CombineWord::kNone);
-  missing_place_ = kNoExpert;
-  own_terms_ = nullptr;
+  std::fill(sums_.outputs.begin(), sums_.outputs.end(), CombineWord::kNone);
+  sums_.missing_place = kNoExpert;
+  sums_.own_terms = nullptr;
   (void)hard_failure(report);
   return MEP_SUCCESS;
 }
@@ -140,7 +146,7 @@ Step EpBuffer::hard_failure(mep_result_t result) {
   op_.finished = true;
   op_.result = result;
   op_.text = last_error_text();
-  if (stage_ == Stage::kDispatching) {
+  if (use_.stage == Stage::kDispatching) {
     receive_nothing();
     leave_peers_alone();
   }
@@ -223,12 +229,12 @@ mep_result_t EpBuffer::signal(EpWord kind, uint64_t use, uint32_t target, uint32
 
 // A use that is over without combine: its rows are given back by the start of the next.
 mep_result_t EpBuffer::give_back_unused() {
-  if (given_back_ || !follows_a_use()) return MEP_SUCCESS;
+  if (use_.given_back || !follows_a_use()) return MEP_SUCCESS;
   for (const uint32_t target : members_) {
-    MEP_TRY(
-        signal(EpWord::kCombineReady, use_ - 1, target, combine_payload(CombineWord::kNone, 0)));
+    MEP_TRY(signal(EpWord::kCombineReady, use_.number - 1, target,
+                   combine_payload(CombineWord::kNone, 0)));
   }
-  given_back_ = true;
+  use_.given_back = true;
   return MEP_SUCCESS;
 }
 
@@ -237,29 +243,29 @@ void EpBuffer::fill_view(mep_ep_view_t* view) const {
   view->flags = 0;
   view->recv_x = base + layout_.recv_x(0);
   view->recv_scales = shape_.has_scales() ? base + layout_.scales(0) : nullptr;
-  view->recv_count = recv_count_.data();
-  view->src_info = src_info_.data();
-  view->layout_range = layout_range_.data();
+  view->recv_count = received_.count.data();
+  view->src_info = received_.src_info.data();
+  view->layout_range = received_.layout_range.data();
   view->combine_input = shape_.has_combine_memory() ? combine_out() : nullptr;
   const bool has_topk = shape_.high_throughput();
-  view->recv_topk_idx = has_topk ? recv_topk_idx_.data() : nullptr;
+  view->recv_topk_idx = has_topk ? received_.topk_idx.data() : nullptr;
   view->token_rows = view->token_topk_idx = view->token_src_info = nullptr;
   view->token_range = nullptr;
   view->recv_topk_weights =
       has_topk ? reinterpret_cast<const float*>(base + layout_.topk_weights(0)) : nullptr;
   if (!shape_.expanded()) return;
-  view->token_rows = expansion_.slots();
+  view->token_rows = received_.expansion.slots();
   view->token_topk_idx = view->recv_topk_idx;
   view->token_src_info = view->src_info;
   view->token_range = view->layout_range;
   const bool has_rows = shape_.has_row_memory();
-  view->recv_x = has_rows ? expansion_.x() : nullptr;
-  if (shape_.has_scales()) view->recv_scales = has_rows ? expansion_.scales() : nullptr;
-  view->src_info = expansion_.tokens();
-  view->layout_range = expansion_.layout_range().data();
-  view->combine_input = has_rows ? expansion_.y() : nullptr;
+  view->recv_x = has_rows ? received_.expansion.x() : nullptr;
+  if (shape_.has_scales()) view->recv_scales = has_rows ? received_.expansion.scales() : nullptr;
+  view->src_info = received_.expansion.tokens();
+  view->layout_range = received_.expansion.layout_range().data();
+  view->combine_input = has_rows ? received_.expansion.y() : nullptr;
   view->recv_topk_idx = nullptr;
-  view->recv_topk_weights = expansion_.weights();
+  view->recv_topk_weights = received_.expansion.weights();
 }
 
 std::shared_ptr<const void> EpBuffer::take_memory() {
@@ -269,9 +275,10 @@ std::shared_ptr<const void> EpBuffer::take_memory() {
     std::vector<int32_t> recv_count, src_info, recv_topk_idx;
     std::vector<mep_range_t> layout_range;
   };
-  return std::make_shared<Memory>(Memory{windows_.own(), std::move(expansion_),
-                                         std::move(recv_count_), std::move(src_info_),
-                                         std::move(recv_topk_idx_), std::move(layout_range_)});
+  return std::make_shared<Memory>(Memory{windows_.own(), std::move(received_.expansion),
+                                         std::move(received_.count), std::move(received_.src_info),
+                                         std::move(received_.topk_idx),
+                                         std::move(received_.layout_range)});
 }
 
 // --- What happened --------------------------------------------------------------------------------

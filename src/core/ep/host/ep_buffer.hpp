@@ -92,14 +92,14 @@ class EpBuffer {
   // An operation was sent and has not been received, also where all of it is here; the end of its epoch or world ends
   // it too.
   bool in_flight();
-  bool uses(const EpHandle& handle) const { return current_ == &handle; }
+  bool uses(const EpHandle& handle) const { return use_.handle == &handle; }
   void forget(const EpHandle& handle) {
-    if (current_ == &handle) current_ = nullptr;
+    if (use_.handle == &handle) use_.handle = nullptr;
   }
   // For tests, on all ranks alike before the first dispatch: the next use is `use` + 1.
   void set_use_for_test(uint64_t use) {
-    use_ = use;
-    first_use_ = use + 1;
+    use_.number = use;
+    use_.first = use + 1;
   }
 
   // --- The control thread ---
@@ -141,17 +141,65 @@ class EpBuffer {
     std::vector<uint32_t> counts;  // [2 parities][R][E_local]
   };
 
+  // A dispatch and its combine are one use.
+  struct Use {
+    uint64_t number = 0;
+    uint64_t first = 1;      // of the epoch
+    bool carries = false;    // the epoch has a use 0
+    bool given_back = true;  // the combine word of this use was sent
+    Stage stage = Stage::kIdle;
+    EpHandle* handle = nullptr;   // whose dispatch the buffer holds
+    uint64_t dispatch_epoch = 0;  // of that dispatch
+  };
+
+  // The rows that this rank sends.
+  struct Sent {
+    explicit Sent(const EpShape& shape);
+    Router router;
+    Routing draft;                    // a dispatch that may still be refused
+    std::vector<uint32_t> first_row;  // [places] of this rank's rows
+    std::vector<std::byte> staging;   // quantised rows on their way
+    uint32_t staging_rows = 1;
+    uint32_t staged = 0;
+    // High throughput: experts and weights of rows on their way, [M * row_k][K] each, by target.
+    std::vector<int32_t> topk_idx;
+    std::vector<float> topk_weights;
+  };
+
+  // The last dispatch's delivery.
+  struct Received {
+    explicit Received(const EpShape& shape);
+    std::vector<uint8_t> complete;          // by source rank
+    std::vector<int32_t> count;             // [E_local]
+    std::vector<mep_range_t> layout_range;  // [G][R]
+    std::vector<int32_t> src_info;          // [G][R * M]
+    std::vector<uint32_t> row_entry;        // [G][R * M] token * row_k + k on the source
+    std::vector<int32_t> topk_idx;          // [R * M][K], high throughput
+    std::vector<int64_t> expert_rows;       // [E_local] of these; count is rounded up
+    int64_t total = 0;
+    EpExpansion expansion;   // of these rows
+    bool compacted = false;  // rows do not lie where their sources think
+  };
+
+  // The running combine.
+  struct Sums {
+    explicit Sums(const EpShape& shape) : outputs(shape.ranks, CombineWord::kNone) {}
+    std::vector<CombineWord> outputs;      // by rank, whose experts' terms this rank can read
+    const std::byte* own_terms = nullptr;  // where its own experts' lie
+    int32_t missing_place = kNoExpert;     // one such
+  };
+
   // ep_buffer.cpp
   bool has_operation() const {
-    return stage_ == Stage::kDispatching || stage_ == Stage::kCombining;
+    return use_.stage == Stage::kDispatching || use_.stage == Stage::kCombining;
   }
   // call_ms: what the caller's struct says; 0: nothing.
   TimeLimit limit(uint32_t call_ms) const;
   void begin_operation(Stage stage, EpHandle* handle);
   void note_complete() {
-    const uint64_t combined = stage_ == Stage::kCombining ? 1 : 0;
+    const uint64_t combined = use_.stage == Stage::kCombining ? 1 : 0;
     // Release: see state().
-    completed_.store(op_.epoch << 40 | (use_ * 2 + combined), std::memory_order_release);
+    completed_.store(op_.epoch << 40 | (use_.number * 2 + combined), std::memory_order_release);
   }
   // At the end of a call that sends nothing reads the caller's memory and the staged rows any more.
   class SourceRelease {
@@ -168,7 +216,7 @@ class EpBuffer {
   };
   void release_sources() {
     windows_.flush_puts();
-    staged_ = 0;
+    sent_.staged = 0;
   }
   void leave_peers_alone() { pending_epoch_.store(kNoEpoch, std::memory_order_seq_cst); }
   template <typename StepFunction>
@@ -193,7 +241,7 @@ class EpBuffer {
   bool arrived_from_all(EpWord kind, uint64_t use);
   mep_result_t signal(EpWord kind, uint64_t use, uint32_t target, uint32_t payload = 0) const;
   // Whether rows of an earlier use may still have to be given back.
-  bool follows_a_use() const { return use_ != first_use_ || carries_; }
+  bool follows_a_use() const { return use_.number != use_.first || use_.carries; }
   mep_result_t give_back_unused();
 
   // dispatch.cpp: the sender's side
@@ -240,7 +288,7 @@ class EpBuffer {
   void note_outputs(uint32_t source, bool word_arrived, uint32_t payload);
   // Null: the dispatch is of the combine's epoch.
   const char* carried_text() const {
-    return op_.epoch == dispatch_epoch_
+    return op_.epoch == use_.dispatch_epoch
                ? nullptr
                : "had not received all of this dispatch when the view changed";
   }
@@ -285,43 +333,12 @@ class EpBuffer {
   // The user's thread.
   std::vector<uint32_t> members_;   // live ranks that share this object, rising
   std::vector<uint8_t> is_member_;  // by rank
-  uint64_t use_ = 0;
-  uint64_t first_use_ = 1;  // of the epoch
-  bool carries_ = false;    // the epoch has a use 0
-  bool given_back_ = true;  // the combine word of this use was sent
-  Stage stage_ = Stage::kIdle;
-  EpHandle* current_ = nullptr;  // whose dispatch the buffer holds
-  uint64_t dispatch_epoch_ = 0;  // of that dispatch
+  Use use_;
   EpOperation op_;
   OperationRecord record_;
-  Router router_;
-  Routing draft_;                    // a dispatch that may still be refused
-  std::vector<uint32_t> first_row_;  // [places] of this rank's rows
-  std::vector<std::byte> staging_;   // quantised rows on their way
-  uint32_t staging_rows_ = 1;
-  uint32_t staged_ = 0;
-  // High throughput: experts and weights of rows on their way, [M * row_k][K] each, by target.
-  struct {
-    std::vector<int32_t> idx;
-    std::vector<float> weights;
-  } sent_topk_;
-
-  // The last dispatch's delivery.
-  std::vector<uint8_t> complete_;          // by source rank
-  std::vector<int32_t> recv_count_;        // [E_local]
-  std::vector<mep_range_t> layout_range_;  // [G][R]
-  std::vector<int32_t> src_info_;          // [G][R * M]
-  std::vector<uint32_t> row_entry_;        // [G][R * M] token * row_k + k on the source
-  std::vector<int32_t> recv_topk_idx_;     // [R * M][K], high throughput
-  std::vector<int64_t> expert_rows_;       // [E_local] of these; recv_count_ is rounded up
-  int64_t recv_total_ = 0;
-  EpExpansion expansion_;   // of these rows
-  bool compacted_ = false;  // rows do not lie where their sources think
-
-  // The running combine.
-  std::vector<CombineWord> outputs_;      // by rank, whose experts' terms this rank can read
-  const std::byte* own_terms_ = nullptr;  // where its own experts' lie
-  int32_t missing_place_ = kNoExpert;     // one such
+  Sent sent_;
+  Received received_;
+  Sums sums_;
 
   // With MEP_EP_LOSS_UNIFORM: changes that no operation of this buffer has reported. All ranks make the same calls
   // on it, so it reports each change by the same call on all, whatever other buffers do.

@@ -86,10 +86,10 @@ mep_result_t EpBuffer::adopt(const Decision& decision) {
                                  "an EP object",
                                  [this](uint32_t rank) { set_pulls(rank, windows_.maps(rank)); }));
   engine_.adopt(decision, [this] { arrived_.reset(); });
-  use_ = 0;
-  first_use_ = 1;
-  carries_ = true;
-  given_back_ = false;
+  use_.number = 0;
+  use_.first = 1;
+  use_.carries = true;
+  use_.given_back = false;
   note_members();
   return MEP_SUCCESS;
 }
@@ -107,7 +107,7 @@ void EpBuffer::end(EpOperation& operation, mep_result_t result) {
   operation.finished = true;
   operation.result = result;
   operation.text = last_error_text();
-  if (stage_ == Stage::kDispatching) {
+  if (use_.stage == Stage::kDispatching) {
     receive_nothing();
     leave_peers_alone();
   }
@@ -127,7 +127,7 @@ EpBuffer::Arrived EpBuffer::take_arrived() {
 void EpBuffer::begin_again(EpOperation& operation) {
   operation.finished = true;
   operation.overtaken = true;
-  stage_ = stage_ == Stage::kDispatching ? Stage::kIdle : Stage::kReceived;
+  use_.stage = use_.stage == Stage::kDispatching ? Stage::kIdle : Stage::kReceived;
   leave_peers_alone();
   comm_.identity().flight().end(operation.flight, MEP_ERR_PEER_FAILED);
 }
@@ -135,7 +135,7 @@ void EpBuffer::begin_again(EpOperation& operation) {
 void EpBuffer::settle(EpOperation& operation, const Decision& decision) {
   const Arrived arrived = take_arrived();
   operation.finished = true;
-  if (stage_ == Stage::kDispatching) {
+  if (use_.stage == Stage::kDispatching) {
     settle_dispatch(arrived, *decision.change);
     leave_peers_alone();
   } else {
@@ -147,23 +147,23 @@ void EpBuffer::settle(EpOperation& operation, const Decision& decision) {
 }
 
 void EpBuffer::settle_dispatch(const Arrived& arrived, const CommChange& change) {
-  const uint64_t tag = signal_tag(op_.epoch, use_);
+  const uint64_t tag = signal_tag(op_.epoch, use_.number);
   bool counts_known = true;  // of all lower ranks: then the place of the rows is
   bool survivors_served = op_.sent;
   bool all_complete = op_.sent;
-  std::fill(complete_.begin(), complete_.end(), 0);
+  std::fill(received_.complete.begin(), received_.complete.end(), 0);
   for (const uint32_t source : members_) {
     const auto came = [&](EpWord kind) {
-      return signal_matches(arrived.words[layout_.word_index(kind, use_, source)], tag);
+      return signal_matches(arrived.words[layout_.word_index(kind, use_.number, source)], tag);
     };
     counts_known = counts_known && (knows_places() || came(EpWord::kCountsReady));
-    complete_[source] = counts_known && came(EpWord::kRowsReady) ? 1 : 0;
-    if (complete_[source] != 0) continue;
+    received_.complete[source] = counts_known && came(EpWord::kRowsReady) ? 1 : 0;
+    if (received_.complete[source] != 0) continue;
     all_complete = false;
     survivors_served = survivors_served && !change.view->is_live(source);
   }
   const size_t columns = size_t{shape_.ranks} * shape_.row_groups;
-  const mep_result_t arranged = arrange(arrived.counts.data() + use_ % 2 * columns);
+  const mep_result_t arranged = arrange(arrived.counts.data() + use_.number % 2 * columns);
   if (arranged != MEP_SUCCESS) {
     op_.result = arranged;
     op_.text = last_error_text();
@@ -174,11 +174,12 @@ void EpBuffer::settle_dispatch(const Arrived& arrived, const CommChange& change)
 }
 
 void EpBuffer::settle_combine(const Arrived& arrived, const CommChange& change) {
-  const uint64_t tag = signal_tag(op_.epoch, use_);
+  const uint64_t tag = signal_tag(op_.epoch, use_.number);
   bool all_complete = op_.sent;
   bool survivors_served = op_.sent;
   for (const uint32_t source : members_) {
-    const uint64_t word = arrived.words[layout_.word_index(EpWord::kCombineReady, use_, source)];
+    const uint64_t word =
+        arrived.words[layout_.word_index(EpWord::kCombineReady, use_.number, source)];
     const bool came = signal_matches(word, tag);
     note_outputs(source, came, signal_payload(word));
     if (came) continue;
@@ -202,7 +203,7 @@ void EpBuffer::conclude(const CommChange& change, bool complete, bool survivors_
   }
   reports().drop_up_to(change.epoch);
   op_.result = partial ? mep_result_t{MEP_PARTIAL} : change.result;
-  tell_change(change, comm_.identity(), stage_ == Stage::kDispatching ? "dispatch" : "combine",
+  tell_change(change, comm_.identity(), use_.stage == Stage::kDispatching ? "dispatch" : "combine",
               op_.seq, op_.limit);
   const std::string_view told = last_error_text();
   op_.text.assign(told.substr(0, op_.text.capacity()));
