@@ -59,6 +59,7 @@ void one(std::span<const std::byte> input) {
       mep::WindowFrame window;
       if (!mep::decode_window_frame(payload, &window)) return;
       require(window.blob.size() <= mep::kMaxWindowBlobBytes);
+      require(window.note.size() <= mep::kMaxWindowBlobBytes);
       require_same(mep::encode_window_frame(window), payload);
       return;
     }
@@ -116,8 +117,8 @@ void one(std::span<const std::byte> input) {
 
 void seeds(const Sink& sink) {
   const std::vector<std::byte> bytes(24, std::byte{7});
-  put(sink, "window", kWindow, mep::encode_window_frame({9, 4096, 3, bytes}));
-  put(sink, "window-without-blob", kWindow, mep::encode_window_frame({9, 4096, 0, {}}));
+  put(sink, "window", kWindow, mep::encode_window_frame({9, 4096, 3, bytes, bytes}));
+  put(sink, "window-without-blob", kWindow, mep::encode_window_frame({9, 4096, 0, {}, {}}));
   put(sink, "window-taken", kTaken, mep::encode_window_taken({9, 3}));
   put(sink, "flush", kFlush, mep::encode_catch_up({11, 12, 13, 2, bytes}));
   put(sink, "flush-end", kCatchUpEnd, mep::encode_catch_up_end({11, 12, 13}));

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -19,6 +20,7 @@
 #include "core/queued/queue_pairs.hpp"
 #include "support/coll_ranks.hpp"
 #include "transport/gpu_queue/peer.hpp"
+#include "transport/gpu_queue/soft_pairs.hpp"
 
 namespace mep_test {
 
@@ -30,6 +32,7 @@ using mep::gpu_queue::QueueError;
 using mep::gpu_queue::QueuePeer;
 using mep::gpu_queue::RemoteMemory;
 using mep::gpu_queue::SoftNic;
+using mep::gpu_queue::SoftPairs;
 using mep::gpu_queue::Status;
 
 inline constexpr uint32_t kPosters = 3;
@@ -67,10 +70,6 @@ struct Places {
   uint32_t ranks;
 };
 
-inline RemoteMemory in_window(uint64_t offset) {
-  return {offset, QueuePairs::kWindowKey};
-}
-
 // Around what user's threads do with windows.
 class InCall {
  public:
@@ -98,8 +97,9 @@ class Pairs {
         source(places.source_bytes()),
         entries_(entries),
         ready_(size_t{places.ranks} * entries),
-        rings_(QueuePairs::ring_bytes(places.ranks, entries) / sizeof(Line) + 1),
-        pairs_(std::make_unique<QueuePairs>(this->comm.identity(), nic)) {}
+        pairs_(
+            std::make_unique<QueuePairs>(this->comm.identity(), std::make_unique<SoftPairs>(nic))),
+        rings_(pages(pairs_->ring_bytes(places.ranks, entries))) {}
   ~Pairs() { destroy(); }
   Pairs(const Pairs&) = delete;
   Pairs& operator=(const Pairs&) = delete;
@@ -107,16 +107,16 @@ class Pairs {
   // By all ranks.
   mep_result_t make(uint64_t id) {
     const InCall call(comm, report);
-    const mep_result_t result = pairs_->offer(id, places.window_bytes());
-    if (result != MEP_SUCCESS) return result;
     QueuePairs::Memory memory;
-    memory.rings = reinterpret_cast<std::byte*>(rings_.data());
+    memory.rings = rings_.get();
     memory.entries = entries_;
     memory.ready = ready_.data();
     memory.source = source.data();
     memory.source_bytes = source.size();
+    const mep_result_t result = pairs_->offer(id, places.window_bytes(), memory);
+    if (result != MEP_SUCCESS) return result;
     const mep_result_t connected =
-        pairs_->connect(*comm.latest_view(), memory, mep::Deadline::after_ms(kLimitMs));
+        pairs_->connect(*comm.latest_view(), mep::Deadline::after_ms(kLimitMs));
     queues_.assign(pairs_->queues().begin(), pairs_->queues().end());
     return connected;
   }
@@ -152,15 +152,20 @@ class Pairs {
   std::vector<std::byte> source;
 
  private:
-  struct alignas(64) Line {
-    std::byte bytes[64];
+  struct Free {
+    void operator()(std::byte* memory) const { std::free(memory); }
   };
+  using Pages = std::unique_ptr<std::byte, Free>;
+  static Pages pages(size_t bytes) {
+    constexpr size_t kPage = 4096;
+    return Pages(static_cast<std::byte*>(std::aligned_alloc(kPage, (bytes / kPage + 1) * kPage)));
+  }
 
   const uint32_t entries_;
   std::vector<uint64_t> ready_;
-  std::vector<Line> rings_;
+  std::unique_ptr<QueuePairs> pairs_;  // destroy() ends it before its memory
+  Pages rings_;
   std::vector<Queue> queues_;
-  std::unique_ptr<QueuePairs> pairs_;  // goes before its memory
 };
 
 // --- Traffic --------------------------------------------------------------------------------------
@@ -234,12 +239,14 @@ class Poster {
     QueuePeer<> peer = p_.peer(to);
     const size_t there = p_.places.cell(own_, number_);
     for (const Round::Piece& piece : content.pieces) {
-      const LocalMemory local{cell + piece.at, QueuePairs::kSourceKey};
-      if (!p_.check(peer.put(in_window(there + piece.at), local, piece.bytes), "put", to)) {
+      const Status status =
+          peer.put(peer.in_window(there + piece.at), peer.in_source(cell + piece.at), piece.bytes);
+      if (!p_.check(status, "put", to)) {
         return false;
       }
     }
-    return p_.check(peer.signal(in_window(p_.places.word(own_, number_)), round), "signal", to);
+    return p_.check(peer.signal(peer.in_window(p_.places.word(own_, number_)), round), "signal",
+                    to);
   }
   // Afterwards the source is this thread's.
   bool flush() {
@@ -259,8 +266,9 @@ class Poster {
                     from, Pairs::number(round));
       return false;
     }
-    const RemoteMemory read = in_window(p_.places.read(own_, number_));
-    return p_.check(p_.peer(from).signal(read, round), "acknowledgement", from);
+    QueuePeer<> peer = p_.peer(from);
+    const RemoteMemory read = peer.in_window(p_.places.read(own_, number_));
+    return p_.check(peer.signal(read, round), "acknowledgement", from);
   }
   std::byte* source(uint32_t to) { return p_.source.data() + p_.places.cell(to, number_); }
 
@@ -297,8 +305,8 @@ inline void run_traffic(Pairs* pairs, uint64_t rounds, const Uses& uses) {
   Threads threads;
   start_traffic(&threads, pairs, rounds, uses);
 }
-inline bool all(uint32_t, uint32_t) {
-  return true;
+inline bool all(uint32_t from, uint32_t to) {
+  return from != to;
 }
 
 }  // namespace mep_test

@@ -1,32 +1,10 @@
 #include "core/queued/queue_pairs.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <utility>
 
-#include "base/guarded.hpp"
-#include "transport/gpu_queue/memory_executor.hpp"
-#include "transport/gpu_queue/transport_executor.hpp"
-
 namespace mep {
-namespace {
-
-using gpu_queue::Executor;
-using gpu_queue::Request;
-
-// A queue shares these with the NIC beside its ring, each on a line of its own.
-struct Words {
-  gpu_queue::CompletionEntry completion;
-  alignas(64) gpu_queue::DoorbellRecord record;
-  alignas(64) uint64_t doorbell;
-};
-
-constexpr size_t bytes_of_queue(uint32_t entries) {
-  return sizeof(Words) + entries * sizeof(Request);
-}
-
-}  // namespace
 
 QueuePairs::~QueuePairs() {
   finish();
@@ -34,24 +12,46 @@ QueuePairs::~QueuePairs() {
   windows_.flush_puts();
 }
 
-size_t QueuePairs::ring_bytes(uint32_t ranks, uint32_t entries) {
-  return ranks * bytes_of_queue(entries);
+size_t QueuePairs::ring_bytes(uint32_t ranks, uint32_t entries) const {
+  return ranks * nic_->bytes_of(entries);
 }
 
-mep_result_t QueuePairs::offer(uint64_t id, size_t bytes) {
+bool QueuePairs::has_pair(uint32_t rank) const {
+  return rank != comm_.rank() && (mapped_.empty() || !mapped_[rank]);
+}
+
+mep_result_t QueuePairs::offer(uint64_t id, size_t bytes, const Memory& memory) {
   MEP_TRY(windows_.create(id, bytes));
-  return comm_.world().windows().offer(windows_.own(), comm_.slots());
-}
-
-mep_result_t QueuePairs::connect(const CommView& view, const Memory& memory,
-                                 const Deadline& deadline) {
-  MEP_TRY(windows_.receive(view.incarnations, deadline));
   memory_ = memory;
   queues_.resize(comm_.size());
   reached_.resize(comm_.size());
-  served_.resize(comm_.size());
+  pairs_.resize(comm_.size());
+  MEP_TRY(nic_->open({windows_.data(), bytes, memory.source, memory.source_bytes}));
+  for (uint32_t rank = 0; rank < comm_.size(); ++rank) {
+    if (has_pair(rank)) MEP_TRY(make_pair(rank));
+  }
+  return comm_.world().windows().offer(windows_.own(), comm_.slots());
+}
+
+// Its address goes to the peer with each offer of the window.
+mep_result_t QueuePairs::make_pair(uint32_t rank) {
+  const size_t bytes = nic_->bytes_of(memory_.entries);
+  std::byte* ring = memory_.rings + rank * bytes;
+  std::memset(ring, 0, bytes);
+  queues_[rank] = {};
+  std::unique_ptr<gpu_queue::NicPair> pair;
+  MEP_TRY(nic_->make({ring, memory_.entries, memory_.ready + size_t{rank} * memory_.entries},
+                     &queues_[rank], &pair));
+  comm_.world().windows().set_note(windows_.own()->id(), comm_.slots()[rank], pair->address());
+  const std::lock_guard lock(mutex_);
+  pairs_[rank] = {std::move(pair)};
+  return MEP_SUCCESS;
+}
+
+mep_result_t QueuePairs::connect(const CommView& view, const Deadline& deadline) {
+  MEP_TRY(windows_.receive(view.incarnations, deadline));
   for (const uint32_t rank : view.live) {
-    if (windows_.has(rank)) MEP_TRY(add_queue(rank, view));
+    if (windows_.has(rank)) MEP_TRY(reach(rank, view, deadline));
   }
   return MEP_SUCCESS;
 }
@@ -61,74 +61,74 @@ bool QueuePairs::reaches(const CommView& view) const {
                      [&](uint32_t rank) { return reaches(view, rank); });
 }
 
+bool QueuePairs::has_ended(const CommView& view) const {
+  for (uint32_t rank = 0; rank < pairs_.size(); ++rank) {
+    if (pairs_[rank].is_used && !reaches(view, rank)) return true;
+  }
+  return false;
+}
+
 mep_result_t QueuePairs::reach(const CommView& view, const Deadline& deadline,
                                std::vector<uint32_t>* added) {
+  MEP_TRY(replace_ended(view));
   MEP_TRY(windows_.reach_joiners(view, deadline, "queues of GPUs"));
   for (const uint32_t rank : view.live) {
     if (reaches(view, rank) || !windows_.reaches(rank, view.incarnations[rank])) continue;
-    MEP_TRY(add_queue(rank, view));
-    added->push_back(rank);
+    MEP_TRY(reach(rank, view, deadline));
+    if (has_pair(rank)) added->push_back(rank);
   }
   return MEP_SUCCESS;
 }
 
-mep_result_t QueuePairs::add_queue(uint32_t rank, const CommView& view) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (served_[rank] != 0) remove(rank);  // keep() has not been called for the view yet
+// A process that has come before there was another pair got no address with the window: it gets the window once more.
+mep_result_t QueuePairs::replace_ended(const CommView& view) {
+  for (uint32_t rank = 0; rank < pairs_.size(); ++rank) {
+    if (!pairs_[rank].is_used || reaches(view, rank)) continue;
+    std::unique_ptr<gpu_queue::NicPair> ended;
+    {
+      const std::lock_guard lock(mutex_);
+      if (pairs_[rank].served != 0) fail(rank);  // keep() has not been called for the view yet
+      ended = std::exchange(pairs_[rank], {}).pair;
+    }
+    ended.reset();
+    reached_[rank] = 0;
+    MEP_TRY(make_pair(rank));
+    if (!nic_->tells()) continue;
+    MEP_TRY(comm_.world().windows().send(windows_.own(), {&comm_.slots()[rank], 1}));
   }
-  std::byte* own = memory_.rings + rank * bytes_of_queue(memory_.entries);
-  std::memset(own, 0, bytes_of_queue(memory_.entries));
-  auto* words = reinterpret_cast<Words*>(own);
-  gpu_queue::Queue& queue = queues_[rank];
-  queue.ring = reinterpret_cast<Request*>(own + sizeof(Words));
-  queue.record = &words->record;
-  queue.doorbell = &words->doorbell;
-  queue.ready = memory_.ready + size_t{rank} * memory_.entries;
-  queue.queue_pair = nic_->new_queue_pair();
-  queue.entries = memory_.entries;
-  make_empty(&queue, &words->completion, 0);
-
-  gpu_queue::QueueWiring wiring;
-  wiring.ring = queue.ring;
-  wiring.entries = queue.entries;
-  wiring.completions = &words->completion;
-  wiring.record = queue.record;
-  wiring.doorbell = queue.doorbell;
-  wiring.queue_pair = queue.queue_pair;
-  wiring.local = {{kSourceKey, std::bit_cast<uint64_t>(memory_.source), memory_.source_bytes,
-                   memory_.source, true}};
-  const Remote& remote = windows_[rank];
-  const bool is_mapped = remote.mapped != nullptr;
-  const uint64_t place = is_mapped ? std::bit_cast<uint64_t>(remote.mapped) : remote.window;
-  wiring.remote = {{kWindowKey, 0, windows_.own()->bytes(), place}};
-  MEP_TRY(guarded([&] { return serve(wiring, rank, view); }));
-  reached_[rank] = view.incarnations[rank];
   return MEP_SUCCESS;
 }
 
-mep_result_t QueuePairs::serve(const gpu_queue::QueueWiring& wiring, uint32_t rank,
+mep_result_t QueuePairs::reach(uint32_t rank, const CommView& view, const Deadline& deadline) {
+  const uint64_t incarnation = view.incarnations[rank];
+  if (has_pair(rank)) {
+    const Remote& remote = windows_[rank];
+    std::vector<std::byte> address;
+    if (nic_->tells()) {
+      MEP_TRY(comm_.world().windows().await_note(remote.slot, incarnation, remote.window, deadline,
+                                                 &address));
+    }
+    MEP_TRY(
+        serve({remote.mapped, remote.transport, remote.slot, remote.window, address}, rank, view));
+  }
+  reached_[rank] = incarnation;
+  return MEP_SUCCESS;
+}
+
+mep_result_t QueuePairs::serve(const gpu_queue::PeerEnd& peer, uint32_t rank,
                                const CommView& view) {
-  const Remote& remote = windows_[rank];
-  std::unique_ptr<Executor> executor;
-  if (remote.mapped != nullptr) {
-    executor = std::make_unique<gpu_queue::MemoryExecutor>();
-  } else {
-    // Kernels poll their words: there is nobody to be woken.
-    executor = std::make_unique<gpu_queue::TransportExecutor>(remote.transport, remote.slot, false);
-    MEP_TRY(nic_->keep_moving(remote.transport));
-  }
   const std::lock_guard lock(mutex_);
   const bool has_left = kept_epoch_ > view.epoch && members_[rank] != view.incarnations[rank];
   if (has_ended_ || has_left) return MEP_SUCCESS;
-  MEP_TRY(nic_->add_queue(wiring, std::move(executor)));
-  served_[rank] = view.incarnations[rank];
+  pairs_[rank].is_used = true;
+  MEP_TRY(pairs_[rank].pair->connect(peer, &queues_[rank]));
+  pairs_[rank].served = view.incarnations[rank];
   return MEP_SUCCESS;
 }
 
 void QueuePairs::finish() const {
-  for (const gpu_queue::Queue& queue : queues_) {
-    if (queue.queue_pair != 0) nic_->finish_queue(queue.queue_pair);
+  for (const Pair& pair : pairs_) {
+    if (pair.is_used) pair.pair->finish();
   }
 }
 
@@ -136,23 +136,24 @@ void QueuePairs::keep(const CommView& view) {
   const std::lock_guard lock(mutex_);
   members_ = view.incarnations;
   kept_epoch_ = view.epoch;
-  for (uint32_t rank = 0; rank < served_.size(); ++rank) {
-    if (served_[rank] != 0 && served_[rank] != members_[rank]) remove(rank);
+  for (uint32_t rank = 0; rank < pairs_.size(); ++rank) {
+    if (pairs_[rank].served != 0 && pairs_[rank].served != members_[rank]) fail(rank);
   }
 }
 
 void QueuePairs::end() {
   const std::lock_guard lock(mutex_);
   has_ended_ = true;
-  for (uint32_t rank = 0; rank < served_.size(); ++rank) {
-    if (served_[rank] != 0) remove(rank);
+  for (uint32_t rank = 0; rank < pairs_.size(); ++rank) {
+    if (pairs_[rank].served != 0) fail(rank);
   }
 }
 
-// Under the mutex.
-void QueuePairs::remove(uint32_t rank) {
-  served_[rank] = 0;
-  (void)nic_->remove_queue(queues_[rank].queue_pair);
+// Under the mutex. The next process in this place does not get the pair's address.
+void QueuePairs::fail(uint32_t rank) {
+  pairs_[rank].served = 0;
+  comm_.world().windows().set_note(windows_.own()->id(), comm_.slots()[rank], {});
+  pairs_[rank].pair->fail();
 }
 
 }  // namespace mep

@@ -1,11 +1,12 @@
-// Queue pairs from this rank to each rank of a comm, itself too, that a software NIC serves: what kernels post to them goes
-// to the peer's window of the same id.
+// Queue pairs from this rank to the other ranks of a comm, that a NIC serves: what kernels post to them goes to the peer's
+// window of the same id.
 //
-//   - Requests name the peer's window from offset 0 under kWindowKey, and the memory that puts come from, by its address,
-//     under kSourceKey.
+//   - Requests name memory by the keys and the base that their Queue has.
+//   - There is a pair for each place of the comm, also while no process has it, so that a joiner gets its address with the
+//     window, before the joiner is in a view. No pair goes to this rank, nor to one that kernels reach by mapped memory.
 //   - A queue ends with an error when its peer has left the view, before the peer's windows are forgotten.
 //   - Owner and user is the user's thread; keep() and end() are the control thread's, between connect() and the destructor.
-//   - A queue whose peer has left by the latest view of keep() is not served, even if it is made afterwards.
+//   - A queue whose peer has left by the latest view of keep() is not served, even if it is connected afterwards.
 #pragma once
 
 #include <cstddef>
@@ -17,47 +18,48 @@
 
 #include "core/operation/comm_view.hpp"
 #include "core/operation/peer_windows.hpp"
-#include "transport/gpu_queue/send_queue.hpp"
-#include "transport/gpu_queue/soft_nic.hpp"
+#include "transport/gpu_queue/nic_pairs.hpp"
 
 namespace mep {
 
 class QueuePairs {
  public:
-  static constexpr uint32_t kWindowKey = 1;
-  static constexpr uint32_t kSourceKey = 2;
-
-  QueuePairs(const CommIdentity& comm, gpu_queue::SoftNic* nic)
-      : comm_(comm), nic_(nic), windows_(comm) {}
+  // `mapped`, by rank: those that kernels store to; empty: none.
+  QueuePairs(const CommIdentity& comm, std::unique_ptr<gpu_queue::NicPairs> nic,
+             std::vector<bool> mapped = {})
+      : comm_(comm), mapped_(std::move(mapped)), windows_(comm), nic_(std::move(nic)) {}
   ~QueuePairs();
   QueuePairs(const QueuePairs&) = delete;
   QueuePairs& operator=(const QueuePairs&) = delete;
 
   // The rings, and what else queues and NIC share, of so many ranks.
-  static size_t ring_bytes(uint32_t ranks, uint32_t entries);
+  size_t ring_bytes(uint32_t ranks, uint32_t entries) const;
 
-  // This rank's window; peers find it under its id.
-  [[nodiscard]] mep_result_t offer(uint64_t id, size_t bytes);
   // Memory that posters and this process reach under the same addresses; it outlives this object.
   struct Memory {
-    std::byte* rings = nullptr;  // zeroed, ring_bytes(), on 64 bytes
+    std::byte* rings = nullptr;  // zeroed, ring_bytes(), on a page
     uint32_t entries = 0;        // of a ring; see Queue
     uint64_t* ready = nullptr;   // [ranks * entries] zeros, where the posters are
     std::byte* source = nullptr;
     size_t source_bytes = 0;
   };
-  [[nodiscard]] mep_result_t connect(const CommView& view, const Memory& memory,
-                                     const Deadline& deadline);
-  // Whether each rank of the view has a queue to this very process of it.
+  // This rank's window; peers find it under its id. *this gets its rings.
+  [[nodiscard]] mep_result_t offer(uint64_t id, size_t bytes, const Memory& memory);
+  [[nodiscard]] mep_result_t connect(const CommView& view, const Deadline& deadline);
+  // Whether each rank of the view is reached as this very process of it: by a queue where there is a pair.
   bool reaches(const CommView& view) const;
   bool reaches(const CommView& view, uint32_t rank) const {
     return reached_[rank] == view.incarnations[rank];
   }
-  // Makes queues to those that lack one, in rings that nobody posts to, and adds their ranks to *added. The posters' zeros
-  // at Memory::ready are the caller's to restore, before the queues are copied to them.
+  // Whether a pair was connected to a process that the view lacks.
+  bool has_ended(const CommView& view) const;
+  // In rings that nobody posts to: makes pairs in the place of those that have ended, connects to those that lack a queue,
+  // and adds their ranks to *added. The posters' zeros at Memory::ready are the caller's to restore, before the queues are
+  // copied to them.
   [[nodiscard]] mep_result_t reach(const CommView& view, const Deadline& deadline,
                                    std::vector<uint32_t>* added);
-  // By rank, to be copied to where the posters are; without a ring for ranks that are absent.
+  // By rank, to be copied to where the posters are. Nobody posts to those of ranks that are not reached; there is no ring
+  // where there is no pair.
   std::span<const gpu_queue::Queue> queues() const { return queues_; }
   const Window& window() const { return *windows_.own(); }
 
@@ -70,19 +72,30 @@ class QueuePairs {
   void end();
 
  private:
-  mep_result_t add_queue(uint32_t rank, const CommView& view);
-  mep_result_t serve(const gpu_queue::QueueWiring& wiring, uint32_t rank, const CommView& view);
-  void remove(uint32_t rank);
+  struct Pair {
+    std::unique_ptr<gpu_queue::NicPair> pair;  // null: kernels do not post there
+    bool is_used = false;                      // it was connected, and cannot be again
+    uint64_t served = 0;                       // to which process, while the NIC serves it
+  };
+
+  bool has_pair(uint32_t rank) const;
+  mep_result_t make_pair(uint32_t rank);
+  mep_result_t replace_ended(const CommView& view);
+  mep_result_t reach(uint32_t rank, const CommView& view, const Deadline& deadline);
+  mep_result_t serve(const gpu_queue::PeerEnd& peer, uint32_t rank, const CommView& view);
+  void fail(uint32_t rank);
 
   const CommIdentity& comm_;
-  gpu_queue::SoftNic* const nic_;
+  const std::vector<bool> mapped_;
   PeerWindows windows_;
+  const std::unique_ptr<gpu_queue::NicPairs> nic_;
   Memory memory_;
   std::vector<gpu_queue::Queue> queues_;
-  std::vector<uint64_t> reached_;  // by rank: of which process the queue is; 0: there is none
+  std::vector<uint64_t> reached_;  // by rank: which process; 0: none
 
-  std::mutex mutex_;               // of what follows
-  std::vector<uint64_t> served_;   // by rank: likewise, while the NIC serves it
+  std::mutex mutex_;  // of what follows
+  std::vector<Pair>
+      pairs_;  // by rank; of each the user's thread alone changes `pair` and `is_used`
   std::vector<uint64_t> members_;  // of the latest view of keep(), by rank
   uint64_t kept_epoch_ = 0;        // its epoch; 0: there was none
   bool has_ended_ = false;

@@ -101,6 +101,7 @@ bool ControlThread::take_window(uint32_t slot, Frame& frame) {
   offer.bytes = window.bytes;
   offer.generation = window.generation;
   offer.blob = std::move(window.blob);
+  offer.note = std::move(window.note);
   if (frame.lost_descriptors) {
     offer.result = MEP_ERR_NO_MEMORY;
     offer.text = "no descriptor was left for a window of rank " + std::to_string(slot) +

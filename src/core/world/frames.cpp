@@ -65,6 +65,7 @@ std::vector<std::byte> encode_window_frame(const WindowFrame& window) {
   writer.number(window.bytes);
   writer.number(window.generation);
   writer.block(window.blob);
+  writer.block(window.note);
   writer.number(static_cast<uint8_t>(window.is_for_kernels));
   return writer.take();
 }
@@ -75,6 +76,7 @@ bool decode_window_frame(std::span<const std::byte> payload, WindowFrame* out) {
   out->bytes = reader.number<uint64_t>();
   out->generation = reader.number<uint32_t>();
   out->blob = reader.block(kMaxWindowBlobBytes);
+  out->note = reader.block(kMaxWindowBlobBytes);
   const auto is_for_kernels = reader.number<uint8_t>();
   out->is_for_kernels = is_for_kernels == 1;
   return reader.complete() && is_for_kernels <= 1;

@@ -49,6 +49,7 @@ struct WindowFrame {
   uint64_t bytes = 0;
   uint32_t generation = 0;
   std::vector<std::byte> blob;
+  std::vector<std::byte> note;  // see WorldWindows::set_note()
   bool is_for_kernels = false;  // see WorldWindows::offer_memory()
 };
 std::vector<std::byte> encode_window_frame(const WindowFrame& window);

@@ -69,7 +69,23 @@ void WindowDirectory::remove_own(uint64_t window) {
   const std::lock_guard lock(mutex_);
   own_.erase(window);
   memory_.erase(window);
+  std::erase_if(notes_, [window](const auto& entry) { return entry.first.first == window; });
   std::erase_if(offers_, [window](const auto& entry) { return entry.first.second == window; });
+}
+
+void WindowDirectory::set_note(uint64_t window, uint32_t slot, std::vector<std::byte> note) {
+  const std::lock_guard lock(mutex_);
+  if (note.empty()) {
+    notes_.erase({window, slot});
+  } else {
+    notes_[{window, slot}] = std::move(note);
+  }
+}
+
+std::vector<std::byte> WindowDirectory::note(uint64_t window, uint32_t slot) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = notes_.find({window, slot});
+  return it == notes_.end() ? std::vector<std::byte>{} : it->second;
 }
 
 std::vector<std::shared_ptr<Window>> WindowDirectory::own() const {

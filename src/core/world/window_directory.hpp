@@ -25,6 +25,7 @@ struct WindowOffer {
   uint64_t bytes = 0;
   uint32_t generation = 0;
   std::vector<std::byte> blob;
+  std::vector<std::byte> note;  // of the window's owner, for this rank
   UniqueFd fd;
   bool is_held = false;  // its transport has it already, in `bytes`, so that it keeps no descriptor
   mep_result_t result = MEP_SUCCESS;  // why it cannot be had, with a text
@@ -66,6 +67,9 @@ class WindowDirectory {
   std::vector<std::shared_ptr<Window>> own_for(uint32_t slot) const;
   bool shares(uint64_t window, uint32_t slot) const;
   std::shared_ptr<Window> own(uint64_t window) const;
+  // Each offer of this window to the slot carries the note; empty: none. Until remove_own().
+  void set_note(uint64_t window, uint32_t slot, std::vector<std::byte> note);
+  std::vector<std::byte> note(uint64_t window, uint32_t slot) const;
   // The same of memory for kernels, which is never renewed: a process that maps it leaves the view by its end.
   void add_memory(std::shared_ptr<const KernelMemory> memory);
   std::vector<std::shared_ptr<const KernelMemory>> memory_for(uint32_t slot) const;
@@ -84,6 +88,7 @@ class WindowDirectory {
   std::map<std::pair<uint32_t, uint64_t>, WindowOffer> offers_;
   std::set<uint32_t> offered_;  // slots
   std::map<uint64_t, Own> own_;
+  std::map<std::pair<uint64_t, uint32_t>, std::vector<std::byte>> notes_;  // (window, slot)
   std::map<uint64_t, std::shared_ptr<const KernelMemory>> memory_;
 };
 

@@ -60,7 +60,9 @@ mep_result_t WorldWindows::send_one(const Window& window, const WindowExport& ex
   const int descriptors[] = {exported.fd.get(), peers_.network().event()};
   const bool with_event = window.id() == kWorldWindowId && peers_.network().is_open();
   const size_t count = !exported.fd.valid() ? 0 : with_event ? 2 : 1;
-  return send_frame(slot, {window.id(), window.bytes(), window.generation(), exported.blob},
+  return send_frame(slot,
+                    {window.id(), window.bytes(), window.generation(), exported.blob,
+                     directory_.note(window.id(), slot)},
                     {descriptors, count});
 }
 
@@ -96,7 +98,7 @@ void WorldWindows::remove_own(uint64_t id) {
 
 mep_result_t WorldWindows::send_memory(const KernelMemory& memory, uint32_t slot) {
   const int fd = memory.fd.get();
-  return send_frame(slot, {memory.id, memory.bytes, 0, {}, true}, {&fd, 1});
+  return send_frame(slot, {memory.id, memory.bytes, 0, {}, {}, true}, {&fd, 1});
 }
 
 mep_result_t WorldWindows::offer_memory(std::shared_ptr<const KernelMemory> memory) {
@@ -249,6 +251,26 @@ mep_result_t WorldWindows::reach(uint32_t slot, const Window& window, Remote* re
   return MEP_SUCCESS;
 }
 
+mep_result_t WorldWindows::await_note(uint32_t slot, uint64_t incarnation, uint64_t id,
+                                      const Deadline& deadline, std::vector<std::byte>* note) {
+  note->clear();
+  const auto settled = [&] {
+    {
+      const std::lock_guard lock(mutex_);
+      const auto it = imported_.find({slot, id});
+      if (it != imported_.end()) *note = it->second;
+    }
+    return !note->empty() || end_.result() != MEP_SUCCESS ||
+           view_.snapshot().incarnation(slot) != incarnation;
+  };
+  if (!directory_.wait(deadline, settled)) {
+    return fail(MEP_ERR_TIMEOUT, "rank %u did not give the addresses of its queues in time", slot);
+  }
+  if (!note->empty()) return MEP_SUCCESS;
+  if (end_.result() != MEP_SUCCESS) return end_.fail_as_ended();
+  return fail(MEP_ERR_PEER_FAILED, "rank %u went away while queues were connected", slot);
+}
+
 bool WorldWindows::has_offered_all(uint32_t slot, uint64_t incarnation) const {
   // Acquire: its windows were taken before.
   return peers_[slot].ready_incarnation.load(std::memory_order_acquire) == incarnation;
@@ -276,7 +298,8 @@ bool WorldWindows::is_imported(uint32_t slot, uint64_t window) const {
 mep_result_t WorldWindows::import_offer(uint32_t slot, const Window& window, WindowOffer* offer) {
   if (offer->result != MEP_SUCCESS) return fail(offer->result, "%s", offer->text.c_str());
   // Made before, so that nothing fails once the window is here.
-  std::set<std::pair<uint32_t, uint64_t>> note{{slot, window.id()}};
+  decltype(imported_) entry;
+  entry[{slot, window.id()}] = std::move(offer->note);
   Transport& transport = *peers_[slot].transport;
   if (!offer->is_held) {
     MEP_TRY(transport.import_window(slot, window.id(), window.bytes(), offer->blob,
@@ -295,7 +318,8 @@ mep_result_t WorldWindows::import_offer(uint32_t slot, const Window& window, Win
     }
   }
   const std::lock_guard lock(mutex_);
-  imported_.merge(note);
+  imported_.erase({slot, window.id()});
+  imported_.merge(entry);
   return MEP_SUCCESS;
 }
 
@@ -387,7 +411,7 @@ void WorldWindows::forget_peer(uint32_t slot) {
   peer.transport = nullptr;
   directory_.forget_slot(slot);
   const std::lock_guard lock(mutex_);
-  std::erase_if(imported_, [slot](const auto& entry) { return entry.first == slot; });
+  std::erase_if(imported_, [slot](const auto& entry) { return entry.first.first == slot; });
 }
 
 void WorldWindows::hold_network(bool is_held) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -58,6 +59,14 @@ class WorldWindows {
   void add_own(const std::shared_ptr<Window>& window, const std::vector<uint32_t>& slots);
   [[nodiscard]] mep_result_t send(const std::shared_ptr<Window>& window,
                                   std::span<const uint32_t> slots);
+  // At most kMaxWindowBlobBytes that each offer of an own window to this slot carries from then on, add_own() or not; empty:
+  // none. It is of the window's user: nothing here reads it. Any thread.
+  void set_note(uint64_t id, uint32_t slot, std::vector<std::byte> note) {
+    directory_.set_note(id, slot, std::move(note));
+  }
+  // Waits for the note that came with the window that the process in the slot offered. Errors as those of receive().
+  [[nodiscard]] mep_result_t await_note(uint32_t slot, uint64_t incarnation, uint64_t id,
+                                        const Deadline& deadline, std::vector<std::byte>* note);
   // Takes back add_own().
   void remove_own(uint64_t id);
   // Waits for the windows of the same id of `slots`; remotes in the order of slots. A slot that leaves
@@ -147,8 +156,9 @@ class WorldWindows {
   const Admissions& admissions_;
   std::shared_ptr<Window> world_window_;
   WindowDirectory directory_;
-  mutable std::mutex mutex_;                          // guards the field below
-  std::set<std::pair<uint32_t, uint64_t>> imported_;  // (slot, window) in use here
+  mutable std::mutex mutex_;  // guards the field below
+  // (slot, window) in use here, and the note that came with it
+  std::map<std::pair<uint32_t, uint64_t>, std::vector<std::byte>> imported_;
 };
 
 }  // namespace mep

@@ -35,6 +35,10 @@ class QueuePeer {
   MEP_HOST_DEVICE Status flush() {
     return by_first([&] { return queue_.flush(); });
   }
+  MEP_HOST_DEVICE RemoteMemory in_window(uint64_t offset) const { return queue_.in_window(offset); }
+  MEP_HOST_DEVICE LocalMemory in_source(const void* address) const {
+    return queue_.in_source(address);
+  }
   MEP_HOST_DEVICE bool error(QueueError* error) const { return queue_.error(error); }
 
  private:

@@ -34,6 +34,10 @@ struct Queue {
   uint64_t* doorbell;
   // [entries] zeros at first; then index + 1 of the request in each slot.
   uint64_t* ready;
+  // The peer's window begins at window_base under window_key; requests name the local memory by its addresses.
+  uint64_t window_base;
+  uint32_t window_key;
+  uint32_t source_key;
   uint32_t queue_pair;
   uint32_t entries;  // power of two, 2 .. kMaxEntries
 
@@ -124,6 +128,14 @@ class SendQueue {
       end = index + 1;
     }
     return wait_done(end);
+  }
+
+  // The peer's window from `offset`, and local memory, as requests of this queue name them.
+  MEP_HOST_DEVICE RemoteMemory in_window(uint64_t offset) const {
+    return {q_->window_base + offset, q_->window_key};
+  }
+  MEP_HOST_DEVICE LocalMemory in_source(const void* address) const {
+    return {address, q_->source_key};
   }
 
   MEP_HOST_DEVICE bool error(QueueError* error) const {

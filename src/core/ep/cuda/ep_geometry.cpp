@@ -1,8 +1,8 @@
 #include "core/ep/cuda/ep_geometry.hpp"
 
 #include "base/status.hpp"
-#include "core/queued/queue_pairs.hpp"
 #include "kernels/cuda/ep/queue_layout.hpp"
+#include "transport/gpu_queue/soft_pairs.hpp"
 
 namespace mep {
 
@@ -63,7 +63,7 @@ mep_result_t estimate_gpu_buffers(const GpuBackend& gpu, const EpShape& shape,
     const device::EpQueueLayout layout = device::make_ep_queue_layout(geometry);
     out->window_bytes = layout.inbox_bytes * (gpu.mapped_ranks().empty() ? 1 : 2);
     out->private_bytes += layout.outbox_bytes + layout.scratch_bytes +
-                          QueuePairs::ring_bytes(shape.ranks, device::kQueueEntries);
+                          shape.ranks * gpu_queue::SoftPairs::ring_bytes(device::kQueueEntries);
   }
   out->window_bytes *= shape.buffers;
   out->private_bytes *= shape.buffers;

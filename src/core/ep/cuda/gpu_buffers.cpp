@@ -154,9 +154,9 @@ mep_result_t GpuBuffers::offer_windows(Buffer* buffer) {
         comm_, on_host ? WindowPlace::kHost : WindowPlace::kDevice, backend_.device(), buffer->id);
     return buffer->windows->offer(on_host ? geometry_.pushed_bytes : geometry_.window_bytes);
   }
-  buffer->queued = std::make_unique<QueuedBuffer>(comm_.identity(), nic, geometry_);
-  MEP_TRY(buffer->queued->offer(backend_.device(), buffer->id));
   const std::vector<bool> mapped = backend_.mapped_ranks();
+  buffer->queued = std::make_unique<QueuedBuffer>(comm_.identity(), nic, mapped, geometry_);
+  MEP_TRY(buffer->queued->offer(backend_.device(), buffer->id));
   if (mapped.empty()) return MEP_SUCCESS;
   const uint64_t id = hash_bytes(buffer->id, "mapped", 6);
   buffer->windows =

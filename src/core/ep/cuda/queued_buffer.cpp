@@ -7,9 +7,6 @@
 
 namespace mep {
 
-static_assert(device::kInboxKey == QueuePairs::kWindowKey &&
-              device::kOutboxKey == QueuePairs::kSourceKey);
-
 mep_result_t QueuedBuffer::offer(int32_t device, uint64_t id) {
   // One request has all rows of a rank for one expert.
   if (max_tokens_ > gpu_queue::kMaxWrite / layout_.record_bytes) {
@@ -21,8 +18,11 @@ mep_result_t QueuedBuffer::offer(int32_t device, uint64_t id) {
   MEP_TRY(DeviceMemory::create(device, window_bytes_, &window_));
   MEP_TRY(DeviceMemory::create(device, layout_.scratch_bytes, &scratch_));
   MEP_TRY(PinnedMemory::create(layout_.outbox_bytes, &outbox_));
-  MEP_TRY(PinnedMemory::create(QueuePairs::ring_bytes(ranks_, device::kQueueEntries), &rings_));
-  MEP_TRY(pairs_.offer(id, layout_.inbox_bytes));
+  MEP_TRY(PinnedMemory::create(pairs_.ring_bytes(ranks_, device::kQueueEntries), &rings_));
+  MEP_TRY(pairs_.offer(id, layout_.inbox_bytes,
+                       {static_cast<std::byte*>(rings_->data()), device::kQueueEntries,
+                        reinterpret_cast<uint64_t*>(scratch_->data() + layout_.ready),
+                        static_cast<std::byte*>(outbox_->data()), layout_.outbox_bytes}));
   return pin();
 }
 
@@ -33,11 +33,7 @@ mep_result_t QueuedBuffer::pin() {
 }
 
 mep_result_t QueuedBuffer::connect(const CommView& view, const Deadline& deadline, void* stream) {
-  MEP_TRY(pairs_.connect(view,
-                         {static_cast<std::byte*>(rings_->data()), device::kQueueEntries,
-                          reinterpret_cast<uint64_t*>(scratch_->data() + layout_.ready),
-                          static_cast<std::byte*>(outbox_->data()), layout_.outbox_bytes},
-                         deadline));
+  MEP_TRY(pairs_.connect(view, deadline));
   const std::span<const gpu_queue::Queue> queues = pairs_.queues();
   return copy_in_order(scratch_->data() + layout_.queues, queues.data(), queues.size_bytes(),
                        stream);
@@ -51,14 +47,14 @@ device::EpQueues QueuedBuffer::kernels(std::byte* mapped_inbox) const {
 // The kernels that use the old pages and queues have left, or will soon: their epoch is over.
 mep_result_t QueuedBuffer::renew(const CommView& view, const Deadline& deadline, void* stream) {
   const bool has_new_pages = pairs_.window().generation() != pinned_generation_;
-  if (!has_new_pages && pairs_.reaches(view)) return MEP_SUCCESS;
+  const bool has_all = pairs_.reaches(view);
+  if (!has_new_pages && has_all && !pairs_.has_ended(view)) return MEP_SUCCESS;
   MEP_TRY(synchronize_stream(stream));
   if (has_new_pages) {
     inbox_.unpin();
     MEP_TRY(pin());
   }
-  if (pairs_.reaches(view)) return MEP_SUCCESS;
-  MEP_FAILPOINT("joiner map");
+  if (!has_all) MEP_FAILPOINT("joiner map");
   std::vector<uint32_t> added;
   MEP_TRY(pairs_.reach(view, deadline, &added));
   const std::vector<uint64_t> zeros(added.empty() ? 0 : device::kQueueEntries);

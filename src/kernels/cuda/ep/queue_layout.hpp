@@ -39,9 +39,6 @@
 namespace mep::device {
 
 constexpr uint32_t kQueueEntries = 1024;
-// Requests name the peer's inbox from offset 0, and the outbox by its address.
-constexpr uint32_t kInboxKey = 1;
-constexpr uint32_t kOutboxKey = 2;
 
 struct EpQueueLayout {
   uint64_t counts_ready, rows_ready, combine_ready, words_end;

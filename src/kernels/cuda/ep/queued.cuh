@@ -33,13 +33,14 @@ struct Queued : Args {
   __device__ uint32_t* sent_first() const {
     return reinterpret_cast<uint32_t*>(queues.scratch + l.sent_first);
   }
-  __device__ gpu_queue::RemoteMemory at_peer(uint64_t offset) const { return {offset, kInboxKey}; }
-  __device__ gpu_queue::LocalMemory from_outbox(uint64_t offset) const {
-    return {queues.outbox + offset, kOutboxKey};
+  __device__ gpu_queue::LocalMemory from_outbox(const gpu_queue::QueuePeer<>& peer,
+                                                uint64_t offset) const {
+    return peer.in_source(queues.outbox + offset);
   }
   // The word at the peer that this rank writes.
-  __device__ gpu_queue::RemoteMemory word_at_peer(uint64_t block, uint64_t use) const {
-    return at_peer(block + (use % 2 * this->g.sizes.ranks + this->g.sizes.rank) * 8);
+  __device__ gpu_queue::RemoteMemory word_at_peer(const gpu_queue::QueuePeer<>& peer,
+                                                  uint64_t block, uint64_t use) const {
+    return peer.in_window(block + (use % 2 * this->g.sizes.ranks + this->g.sizes.rank) * 8);
   }
   // By whole warps, each for some of the ranks that queues reach. False: some call failed.
   template <class Call>
@@ -122,12 +123,13 @@ __device__ inline bool post_counts(const QueuedDispatch& a, const Waiter& waiter
   return a.for_queued_peers(waiter, [&](uint32_t rank, gpu_queue::QueuePeer<> peer) {
     gpu_queue::Request request{};
     if (lane == 0) {
-      request = gpu_queue::write_word(a.word_at_peer(a.l.combine_ready, last), given_back);
+      request = gpu_queue::write_word(a.word_at_peer(peer, a.l.combine_ready, last), given_back);
     } else if (lane == 1) {
-      request = gpu_queue::write(a.at_peer(to), a.from_outbox(from + rank * a.l.sent_counts_step),
+      request = gpu_queue::write(peer.in_window(to),
+                                 a.from_outbox(peer, from + rank * a.l.sent_counts_step),
                                  a.l.counts_bytes);
     } else if (lane == 2) {
-      request = gpu_queue::write_word(a.word_at_peer(a.l.counts_ready, use), tag);
+      request = gpu_queue::write_word(a.word_at_peer(peer, a.l.counts_ready, use), tag);
     }
     const bool wants = lane == 0 ? gives_back : lane <= 2;
     return is_done(peer.post_lanes(wants, request), waiter, rank);

@@ -69,16 +69,17 @@ __device__ inline void post_terms(const QueuedCombine& a, const Waiter& waiter, 
     if (has_weights) {
       copy_weights(a, reinterpret_cast<float*>(a.queues.outbox + weights_from), index, lane);
     }
+    gpu_queue::QueuePeer<> peer = a.queue_to(target, waiter);
     gpu_queue::Request request{};
     if (lane == 0) {
-      request = gpu_queue::write(a.at_peer(a.l.terms + uint64_t{entry} * a.g.combine_row),
-                                 a.from_outbox(from), a.g.combine_row);
+      request = gpu_queue::write(peer.in_window(a.l.terms + uint64_t{entry} * a.g.combine_row),
+                                 a.from_outbox(peer, from), a.g.combine_row);
     } else if (lane == 1) {
-      request = gpu_queue::write(a.at_peer(a.l.weights + uint64_t{entry} * weights_bytes),
-                                 a.from_outbox(weights_from), weights_bytes);
+      request = gpu_queue::write(peer.in_window(a.l.weights + uint64_t{entry} * weights_bytes),
+                                 a.from_outbox(peer, weights_from), weights_bytes);
     }
     const bool wants = lane == 0 || (lane == 1 && has_weights);
-    good = is_done(a.queue_to(target, waiter).post_lanes(wants, request), waiter, target);
+    good = is_done(peer.post_lanes(wants, request), waiter, target);
   });
 }
 
@@ -107,11 +108,11 @@ __device__ inline void tell_outputs(const QueuedCombine& a, const Waiter& waiter
   a.for_queued_peers(waiter, [&](uint32_t rank, gpu_queue::QueuePeer<> peer) {
     gpu_queue::Request request{};
     if (lane == 0) {
-      request = gpu_queue::write_word(a.at_peer(a.l.weights_marks + uint64_t{rank_here} * 8),
+      request = gpu_queue::write_word(peer.in_window(a.l.weights_marks + uint64_t{rank_here} * 8),
                                       peer_table().mark);
     } else if (lane == 1) {
-      request =
-          gpu_queue::write_word(a.word_at_peer(a.l.combine_ready, use), output_word(waiter, rank));
+      request = gpu_queue::write_word(a.word_at_peer(peer, a.l.combine_ready, use),
+                                      output_word(waiter, rank));
     }
     const bool wants = lane == 0 ? marks(rank) : lane == 1;
     return is_done(peer.post_lanes(wants, request), waiter, rank);

@@ -162,11 +162,12 @@ __device__ inline bool goes_to(const QueuedDispatch& a, uint32_t token, uint32_t
   return found;
 }
 
-// A token's record, to its place at any rank.
-__device__ inline gpu_queue::Request record_of(const QueuedDispatch& a, uint32_t token) {
+// A token's record, to its place at the peer.
+__device__ inline gpu_queue::Request record_of(const QueuedDispatch& a,
+                                               const gpu_queue::QueuePeer<>& peer, uint32_t token) {
   const uint64_t to = a.l.records + a.token_row(a.g.sizes.rank, token) * a.l.record_bytes;
   const uint64_t from = a.l.sent_records + uint64_t{token} * a.l.record_bytes;
-  return gpu_queue::write(a.at_peer(to), a.from_outbox(from), a.l.record_bytes);
+  return gpu_queue::write(peer.in_window(to), a.from_outbox(peer, from), a.l.record_bytes);
 }
 
 // The word comes last. Tokens for the rank are gathered first, so that a warp posts for as many as it has lanes.
@@ -188,7 +189,7 @@ __device__ inline bool post_records(const QueuedDispatch& a, const Waiter& waite
       held += static_cast<uint32_t>(__popc(found));
       __syncwarp();
       if (held < kWarpThreads) continue;
-      status = peer.post_lanes(true, record_of(a, mine[lane]));
+      status = peer.post_lanes(true, record_of(a, peer, mine[lane]));
       held -= kWarpThreads;
       const uint32_t rest = mine[kWarpThreads + lane];
       __syncwarp();
@@ -197,9 +198,9 @@ __device__ inline bool post_records(const QueuedDispatch& a, const Waiter& waite
     __syncwarp();
     gpu_queue::Request request{};
     if (lane < held) {
-      request = record_of(a, mine[lane]);
+      request = record_of(a, peer, mine[lane]);
     } else if (lane == held) {
-      request = gpu_queue::write_word(a.word_at_peer(a.l.rows_ready, use), word);
+      request = gpu_queue::write_word(a.word_at_peer(peer, a.l.rows_ready, use), word);
     }
     if (status == gpu_queue::Status::kOk) status = peer.post_lanes(lane <= held, request);
     __syncwarp();

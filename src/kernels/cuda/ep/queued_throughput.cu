@@ -156,10 +156,10 @@ __device__ inline bool post_rows(const QueuedDispatch& a, const Waiter& waiter, 
     const uint64_t from = a.l.sent_records + uint64_t{a.sent_first()[rank]} * a.l.record_bytes;
     gpu_queue::Request request{};
     if (lane == 0) {
-      request = gpu_queue::write(a.at_peer(a.l.records + first * a.l.record_bytes),
-                                 a.from_outbox(from), count * a.l.record_bytes);
+      request = gpu_queue::write(peer.in_window(a.l.records + first * a.l.record_bytes),
+                                 a.from_outbox(peer, from), count * a.l.record_bytes);
     } else if (lane == 1) {
-      request = gpu_queue::write_word(a.word_at_peer(a.l.rows_ready, use), tag);
+      request = gpu_queue::write_word(a.word_at_peer(peer, a.l.rows_ready, use), tag);
     }
     const bool wants = lane == 0 ? count != 0 : lane == 1;
     return is_done(peer.post_lanes(wants, request), waiter, rank);

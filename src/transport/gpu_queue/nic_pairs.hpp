@@ -1,0 +1,80 @@
+// The queue pairs of one object, of a NIC in software or of an adapter. Each goes to one peer and lies in memory of the owner.
+//
+//   make     in reset: the peer may get its address, requests wait
+//   connect  to the peer's end: from then on requests are executed
+//   finish   waits until peers have all that was rung for
+//   fail     posters end with an error, peers get nothing more
+//
+// By one thread, but for fail().
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "mep.h"
+#include "transport/gpu_queue/send_queue.hpp"
+
+namespace mep {
+class Transport;
+}
+
+namespace mep::gpu_queue {
+
+// Where requests go to, and how.
+struct PeerEnd {
+  // Its window by the transports of this process.
+  std::byte* mapped = nullptr;  // null: by `transport`
+  Transport* transport = nullptr;
+  uint32_t slot = 0;
+  uint64_t window = 0;
+  // Its NicPair::address(), which may be anything.
+  std::span<const std::byte> address;
+};
+
+// Its memory stays until it has ended.
+class NicPair {
+ public:
+  virtual ~NicPair() = default;
+
+  // For the peer's end, which needs it to connect; empty where NicPairs::tells() is false. The same until the pair ends.
+  virtual std::vector<std::byte> address() const = 0;
+  // Once. Sets the key and the base of the peer's window. After an error the pair can only end.
+  [[nodiscard]] virtual mep_result_t connect(const PeerEnd& peer, Queue* queue) = 0;
+  // Posters have ended and post no more. Also ends by an error, and by fail().
+  virtual void finish() = 0;
+  // Any thread, but not during connect(); once, after it.
+  virtual void fail() = 0;
+};
+
+class NicPairs {
+ public:
+  // Requests of all pairs name it: the own window is as long as that of each peer.
+  struct Memory {
+    std::byte* window = nullptr;
+    size_t window_bytes = 0;
+    std::byte* source = nullptr;  // posters name it by the same addresses
+    size_t source_bytes = 0;
+  };
+  struct Ring {
+    std::byte* memory =
+        nullptr;  // zeros, bytes_of(entries), on a page or at a multiple of bytes_of(entries) from it
+    uint32_t entries = 0;       // see Queue
+    uint64_t* ready = nullptr;  // [entries] zeros, where the posters are
+  };
+  virtual ~NicPairs() = default;
+
+  // A ring, and what else posters and the NIC share.
+  virtual size_t bytes_of(uint32_t entries) const = 0;
+  // Whether pairs connect by addresses that their peers give.
+  virtual bool tells() const = 0;
+  // Once, before the first pair; the memory outlives this object.
+  [[nodiscard]] virtual mep_result_t open(const Memory& memory) = 0;
+  // This object outlives the pair. *queue is as posters need it, but for the peer's window.
+  [[nodiscard]] virtual mep_result_t make(const Ring& ring, Queue* queue,
+                                          std::unique_ptr<NicPair>* out) = 0;
+};
+
+}  // namespace mep::gpu_queue
