@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "base/status.hpp"
 #include "transport/gpu_queue/memory_executor.hpp"
@@ -26,6 +27,7 @@ struct ModelPort {
 
 struct ModelPair {
   uint32_t number = 0;
+  const void* nic = nullptr;  // whose it is
   ModelPort port;
   PairState state = PairState::kReset;
   bool allows_write = false, allows_atomic = false;
@@ -41,14 +43,20 @@ class ModelFabric {
   // The NIC starts with its first queue.
   mep_result_t serve(const gpu_queue::QueueWiring& wiring,
                      std::unique_ptr<gpu_queue::Executor> executor) {
-    if (!is_started_) MEP_TRY(nic.start());
-    is_started_ = true;
+    {
+      const std::lock_guard lock(start_mutex_);
+      if (!is_started_) MEP_TRY(nic.start());
+      is_started_ = true;
+    }
     return nic.add_queue(wiring, std::move(executor), faults);
   }
 
   // Whether requests of a pair reach its peer, which allows them.
   bool reaches(uint32_t number, bool adds, bool* allowed) {
     const std::lock_guard lock(mutex);
+    return reaches_locked(number, adds, allowed);
+  }
+  bool reaches_locked(uint32_t number, bool adds, bool* allowed) const {
     const ModelPair& from = pairs.at(number);
     const auto found = pairs.find(from.remote_number);
     if (found == pairs.end() || is_down) return false;
@@ -63,13 +71,28 @@ class ModelFabric {
            to.mtu == from.mtu;
   }
 
+  // Whether the peer of a pair is there and not connected yet.
+  bool is_early_locked(uint32_t number) const {
+    const auto found = pairs.find(pairs.at(number).remote_number);
+    return found != pairs.end() && found->second.state < PairState::kReceives;
+  }
+
+  // Requests to pairs of the NIC may name this memory.
+  struct Region {
+    const void* nic;
+    gpu_queue::RemoteRegion memory;
+  };
+
   std::mutex mutex;  // of what follows
   std::map<uint32_t, ModelPair> pairs;
+  std::vector<Region> regions;
   bool is_down = false;
   gpu_queue::SoftNic nic;
+  bool waits_for_peers = false;   // to be connected; else that counts as a try
   gpu_queue::QueueFaults faults;  // of queues that are served from then on
 
  private:
+  std::mutex start_mutex_;  // of what follows
   bool is_started_ = false;
 };
 
@@ -96,8 +119,13 @@ class ModelWire final : public gpu_queue::Executor {
   template <typename Call>
   gpu_queue::Executed attempt(bool adds, const Call& call) {
     constexpr uint32_t kTries = 2000;
+    // Held during the call: a pair that has ended is written to no more.
+    const std::lock_guard lock(fabric_->mutex);
     bool allowed = false;
-    if (!fabric_->reaches(number_, adds, &allowed)) {
+    if (!fabric_->reaches_locked(number_, adds, &allowed)) {
+      if (fabric_->waits_for_peers && fabric_->is_early_locked(number_)) {
+        return gpu_queue::Executed::kLater;
+      }
       return ++tries_ < kTries ? gpu_queue::Executed::kLater : gpu_queue::Executed::kLost;
     }
     tries_ = 0;

@@ -1,4 +1,4 @@
-// A model of the firmware of two mlx5 NICs of one fabric: it reads each command, refuses what a NIC would refuse, and lets a
+// A model of the firmware of an mlx5 NIC of a fabric: it reads each command, refuses what a NIC would refuse, and lets a
 // software NIC execute the queues of pairs that are ready. Nothing here knows how the library builds commands; the layouts
 // are those of mlx5_commands.hpp.
 //
@@ -95,6 +95,18 @@ class Firmware final : public m::Device {
     out->path.needs_global_header = port_.needs_global_header;
     out->description = "model";
     return MEP_SUCCESS;
+  }
+
+  // The NIC stops: all its pairs are in error.
+  void stop() {
+    for (auto& [number, qp] : qps_) {
+      {
+        const std::lock_guard lock(fabric_->mutex);
+        fabric_->pairs.at(number).state = PairState::kError;
+      }
+      if (qp.is_served) (void)fabric_->nic.remove_queue(number);
+      qp.is_served = false;
+    }
   }
 
   m::QueueAddress address_of(const m::SendQueuePair& pair, uint32_t mtu) const {
@@ -249,7 +261,9 @@ inline mep_result_t Firmware::register_memory(void* address, size_t bytes,
       --firmware_->live;
       firmware_->check_end(!firmware_->qps_.empty(), "memory of requests ends before queue pairs");
       std::erase_if(firmware_->local, [&](const auto& region) { return region.key == key_; });
-      std::erase_if(firmware_->remote, [&](const auto& region) { return region.key == key_ + 1; });
+      const std::lock_guard lock(firmware_->fabric_->mutex);
+      std::erase_if(firmware_->fabric_->regions,
+                    [&](const auto& region) { return region.memory.key == key_ + 1; });
     }
     uint32_t local_key() const override { return key_; }
     uint32_t remote_key() const override { return key_ + 1; }
@@ -263,7 +277,10 @@ inline mep_result_t Firmware::register_memory(void* address, size_t bytes,
   next_number_ += 2;
   const auto place = reinterpret_cast<uint64_t>(address);
   local.push_back({key, place, bytes, static_cast<std::byte*>(address), true});
-  remote.push_back({key + 1, place, bytes, place, true, true});
+  {
+    const std::lock_guard lock(fabric_->mutex);
+    fabric_->regions.push_back({this, {key + 1, place, bytes, place, true, true}});
+  }
   *memory = std::make_unique<Registered>(this, key);
   return MEP_SUCCESS;
 }
@@ -381,6 +398,7 @@ inline mep_result_t Firmware::create(const m::Mailbox& given, m::Mailbox* out,
     const std::lock_guard lock(fabric_->mutex);
     ModelPair pair;
     pair.number = number;
+    pair.nic = this;
     pair.port = port_;
     fabric_->pairs[number] = pair;
   } else {
@@ -502,6 +520,14 @@ inline std::string Firmware::serve(uint32_t number) {
   wiring.queue_pair = number;
   wiring.local = local;
   wiring.remote = remote;
+  {
+    const std::lock_guard lock(fabric_->mutex);
+    const auto peer = fabric_->pairs.find(fabric_->pairs.at(number).remote_number);
+    for (const ModelFabric::Region& region : fabric_->regions) {
+      const bool is_there = peer != fabric_->pairs.end() && peer->second.nic == region.nic;
+      if (is_there) wiring.remote.push_back(region.memory);
+    }
+  }
   if (fabric_->serve(wiring, std::make_unique<ModelWire>(fabric_, number)) != MEP_SUCCESS) {
     return "the software NIC does not take the queue";
   }

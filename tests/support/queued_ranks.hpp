@@ -19,8 +19,8 @@
 #include "core/api/api_guard.hpp"
 #include "core/queued/queue_pairs.hpp"
 #include "support/coll_ranks.hpp"
+#include "support/rank_nic.hpp"
 #include "transport/gpu_queue/peer.hpp"
-#include "transport/gpu_queue/soft_pairs.hpp"
 
 namespace mep_test {
 
@@ -31,8 +31,6 @@ using mep::gpu_queue::Queue;
 using mep::gpu_queue::QueueError;
 using mep::gpu_queue::QueuePeer;
 using mep::gpu_queue::RemoteMemory;
-using mep::gpu_queue::SoftNic;
-using mep::gpu_queue::SoftPairs;
 using mep::gpu_queue::Status;
 
 inline constexpr uint32_t kPosters = 3;
@@ -90,15 +88,14 @@ class InCall {
 // The library's object, with the memory that a GPU and its owner would have.
 class Pairs {
  public:
-  Pairs(mep_comm_t comm, SoftNic* nic, uint32_t entries, Report& report)
+  Pairs(mep_comm_t comm, RankNic* nic, uint32_t entries, Report& report)
       : comm(*comm->comm),
         places{comm->comm->size()},
         report(report),
         source(places.source_bytes()),
         entries_(entries),
         ready_(size_t{places.ranks} * entries),
-        pairs_(
-            std::make_unique<QueuePairs>(this->comm.identity(), std::make_unique<SoftPairs>(nic))),
+        pairs_(std::make_unique<QueuePairs>(this->comm.identity(), nic->pairs())),
         rings_(pages(pairs_->ring_bytes(places.ranks, entries))) {}
   ~Pairs() { destroy(); }
   Pairs(const Pairs&) = delete;
@@ -126,6 +123,18 @@ class Pairs {
     pairs_.reset();
   }
   void keep(const mep::CommView& view) { pairs_->keep(view); }
+  bool reaches(const mep::CommView& view) const { return pairs_->reaches(view); }
+  // While nobody posts.
+  mep_result_t reach(const mep::CommView& view) {
+    const InCall call(comm, report);
+    std::vector<uint32_t> added;
+    const mep_result_t result = pairs_->reach(view, mep::Deadline::after_ms(kLimitMs), &added);
+    for (const uint32_t rank : added) {
+      std::fill_n(ready_.begin() + size_t{rank} * entries_, entries_, 0);
+      queues_[rank] = pairs_->queues()[rank];
+    }
+    return result;
+  }
 
   QueuePeer<> peer(uint32_t rank) {
     const uint64_t now = mep::gpu_queue::SystemMemory::nanoseconds();

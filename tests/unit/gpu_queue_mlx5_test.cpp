@@ -8,6 +8,7 @@
 
 #include "support/cmocka_cpp.hpp"
 #include "support/mlx5_firmware.hpp"
+#include "transport/gpu_queue/mlx5_pairs.hpp"
 #include "transport/gpu_queue/peer.hpp"
 
 namespace {
@@ -337,6 +338,46 @@ void wrong_arguments(void**) {
   assert_int_equal(end.connect(two.right), MEP_ERR_SYSTEM);  // once
 }
 
+// The pairs of an object that has the memory of an end.
+struct OnePair {
+  explicit OnePair(End* end) {
+    assert_int_equal(m::Adapter::open(end->firmware, &adapter), MEP_SUCCESS);
+    pairs = std::make_unique<m::AdapterPairs>(adapter.get());
+    auto* window = reinterpret_cast<std::byte*>(end->target.data());
+    auto* source = reinterpret_cast<std::byte*>(end->source.data());
+    assert_int_equal(pairs->open({window, sizeof end->target, source, sizeof end->source}),
+                     MEP_SUCCESS);
+    assert_int_equal(pairs->make({end->memory, kEntries, end->ready}, &end->queue, &pair),
+                     MEP_SUCCESS);
+  }
+  std::unique_ptr<m::Adapter> adapter;
+  std::unique_ptr<m::AdapterPairs> pairs;
+  std::unique_ptr<NicPair> pair;
+};
+
+// A peer's address may be anything.
+void wrong_addresses(void**) {
+  ModelFabric fabric;
+  End end(&fabric, Link::kRouted, 1);
+  End on_ethernet(&fabric, Link::kRoce, 2);
+  OnePair own(&end);
+  const OnePair other(&on_ethernet);
+  const uint32_t steps = end.firmware.steps;
+  const std::vector<std::byte> good = own.pair->address();
+  const std::vector<std::byte> foreign = other.pair->address();
+  PeerEnd peer;
+  for (const size_t bytes : {size_t{0}, good.size() - 1}) {
+    peer.address = {good.data(), bytes};
+    assert_int_equal(own.pair->connect(peer, &end.queue), MEP_ERR_DENIED);
+  }
+  const std::vector<std::byte> zeros(good.size());
+  peer.address = zeros;
+  assert_int_equal(own.pair->connect(peer, &end.queue), MEP_ERR_DENIED);
+  peer.address = foreign;
+  assert_int_equal(own.pair->connect(peer, &end.queue), MEP_ERR_MISMATCH);
+  assert_int_equal(end.firmware.steps, steps);  // without a command
+}
+
 }  // namespace
 
 int main() {
@@ -344,7 +385,7 @@ int main() {
       cmocka_unit_test(requests_travel), cmocka_unit_test(each_step_is_refused),
       cmocka_unit_test(each_bit_counts), cmocka_unit_test(unreachable_peers),
       cmocka_unit_test(stopped_queues),  cmocka_unit_test(what_adapters_lack),
-      cmocka_unit_test(wrong_arguments),
+      cmocka_unit_test(wrong_arguments), cmocka_unit_test(wrong_addresses),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -1,5 +1,5 @@
-// Queue pairs between the ranks of a comm over mapped memory, by put alone and over TCP: all traffic, requests that are
-// refused, ranks that are lost, and ends in any order.
+// Queue pairs between the ranks of a comm, of a software NIC over mapped memory, by put alone and over TCP, and of adapters
+// that a model plays: all traffic, requests that are refused, ranks that are lost, joiners, and ends in any order.
 // labels: gate threads tsan asan
 #include <atomic>
 #include <cstdlib>
@@ -20,15 +20,32 @@ struct Way {
   uint32_t flags;
   const char* transports;
   const char* hosts;
+  bool by_adapters = false;
 };
 constexpr Way kMapped{"mapped", 0, "", ""};
 constexpr Way kByPuts{"put only", kPutOnly, "", ""};
 constexpr Way kTcp{"tcp", 0, "tcp", ""};
 constexpr Way kHosts{"mapped and put only", 0, "", "0011"};
-constexpr const Way* kWays[] = {&kMapped, &kByPuts, &kTcp};
+constexpr Way kAdapters{"adapters", 0, "", "", true};
+constexpr const Way* kWays[] = {&kMapped, &kByPuts, &kTcp, &kAdapters};
+
+class FabricScope {
+ public:
+  explicit FabricScope(const Way& way) {
+    fabric_.waits_for_peers = true;
+    model_fabric() = way.by_adapters ? &fabric_ : nullptr;
+  }
+  ~FabricScope() { model_fabric() = nullptr; }
+  FabricScope(const FabricScope&) = delete;
+  FabricScope& operator=(const FabricScope&) = delete;
+
+ private:
+  mep::test::ModelFabric fabric_;
+};
 
 void on_ranks(const Way& way, int ranks, const RankBody& body) {
   printf("%d ranks, %s\n", ranks, way.name);
+  const FabricScope fabric(way);
   setenv("MEP_TRANSPORTS", way.transports, 1);
   hosts_pattern() = way.hosts;
   require_on_rank_threads(ranks, way.flags, body);
@@ -38,8 +55,8 @@ void on_ranks(const Way& way, int ranks, const RankBody& body) {
 
 void every_rank_to_every_rank(void**) {
   const uint64_t rounds = slice(12, 500);
-  const auto body = [&](int, mep_comm_t comm, Report& report) {
-    SoftNic nic;
+  const auto body = [&](int rank, mep_comm_t comm, Report& report) {
+    RankNic nic(static_cast<uint32_t>(rank), report);
     COLL_OK(report, nic.start());
     uint64_t id = 0x51'0000;
     for (const uint32_t entries : {16u, 1024u}) {
@@ -116,7 +133,7 @@ void post_bad(Pairs* pairs, const Bad& bad, Report& report) {
 void what_is_outside_ends_its_queue(void**) {
   for (const Way* way : kWays) {
     on_ranks(*way, 3, [](int rank, mep_comm_t comm, Report& report) {
-      SoftNic nic;
+      RankNic nic(static_cast<uint32_t>(rank), report);
       COLL_OK(report, nic.start());
       size_t cases = 1;
       for (size_t i = 0; i < cases && !report.bad(); ++i) {
@@ -218,7 +235,7 @@ void lose_a_rank(const Way& way, int ranks, bool is_served) {
   // Each of the others' posters, and one of the lost rank to each of them.
   const int all_begun = (ranks - 1) * static_cast<int>(kPosters + (is_served ? 1 : 0));
   on_ranks(way, ranks, [&](int rank, mep_comm_t comm, Report& report) {
-    SoftNic nic;
+    RankNic nic(static_cast<uint32_t>(rank), report);
     if (is_served) COLL_OK(report, nic.start());
     Pairs pairs(comm, &nic, 16, report);
     Pairs later(comm, &nic, 16, report);
@@ -259,6 +276,7 @@ void lose_a_rank(const Way& way, int ranks, bool is_served) {
 void queues_to_a_lost_rank_end(void**) {
   for (const bool is_served : {false, true}) {
     for (const Way* way : kWays) {
+      if (way->by_adapters && !is_served) continue;
       lose_a_rank(*way, 2, is_served);
       lose_a_rank(*way, 4, is_served);
     }
@@ -270,7 +288,7 @@ void queues_to_a_lost_rank_end(void**) {
 void a_process_that_took_a_place_is_another(void**) {
   for (const Way* way : kWays) {
     on_ranks(*way, 3, [&](int rank, mep_comm_t comm, Report& report) {
-      SoftNic nic;
+      RankNic nic(static_cast<uint32_t>(rank), report);
       COLL_OK(report, nic.start());
       Pairs pairs(comm, &nic, 16, report);
       COLL_OK(report, pairs.make(0x58'0000));
@@ -294,6 +312,98 @@ void a_process_that_took_a_place_is_another(void**) {
   }
 }
 
+// --- Joiners --------------------------------------------------------------------------------------
+
+constexpr uint32_t kLost = 2;
+constexpr uint64_t kJoinedId = 0x59'0000;
+bool with_joiner(uint32_t from, uint32_t to) {
+  return from != to && (from == kLost || to == kLost);
+}
+
+// The joiner has got this rank's window and offers its own.
+bool has_offered(const Pairs& pairs) {
+  const mep::CommIdentity& comm = pairs.comm.identity();
+  return comm.world().windows().has_offered(comm.slots()[kLost], kJoinedId);
+}
+
+// Until a view has the joiner and all are reached in it.
+void reach_joiner(Pairs* pairs, Report& report) {
+  (void)wait_until(report, "the joiner", [&] {
+    const auto view = pairs->comm.latest_view();
+    if (view->is_live(kLost) && pairs->reaches(*view)) return true;
+    COLL_OK(report, pairs->reach(*view));
+    return false;
+  });
+}
+
+// `is_ready`: it has made other pairs before the joiner comes.
+void be_a_member(mep_comm_t comm, bool is_ready, Report& report) {
+  const auto rank = static_cast<uint32_t>(comm->comm->rank());
+  RankNic nic(rank, report);
+  COLL_OK(report, nic.start());
+  Pairs pairs(comm, &nic, 16, report);
+  COLL_OK(report, pairs.make(kJoinedId));
+  // Until the loss: to a joiner it would be an EP object that it has to make.
+  auto keeper = std::make_unique<Keeper>(&pairs, &pairs);
+  keeper->release();
+  run_traffic(&pairs, 2,
+              [](uint32_t from, uint32_t to) { return all(from, to) && from + to == 1; });
+  COLL_OK(report, mep_barrier(comm, nullptr));
+  if (rank == kLost) {
+    COLL_OK(report, mep_comm_abort(comm));
+    return;
+  }
+  COLL_EXPECT(report, MEP_ERR_PEER_FAILED, mep_barrier(comm, nullptr));
+  keeper.reset();
+  if (is_ready) COLL_OK(report, pairs.reach(*comm->comm->latest_view()));
+  const auto lost = static_cast<int32_t>(kLost);
+  int32_t admitted = 0;
+  COLL_OK(report, mep_recover_ranks(comm, &lost, 1, uint32_t{kLimitMs}, &admitted));
+  if (!is_ready) (void)wait_until(report, "the offer", [&] { return has_offered(pairs); });
+  reach_joiner(&pairs, report);
+  if (!report.bad()) run_traffic(&pairs, 5, with_joiner);
+  COLL_OK(report, mep_barrier(comm, nullptr));
+}
+
+void join(mep_comm_t comm, Report& report) {
+  RankNic nic(kLost + 1, report);
+  COLL_OK(report, nic.start());
+  Pairs pairs(comm, &nic, 16, report);
+  COLL_OK(report, pairs.make(kJoinedId));
+  if (!report.bad()) run_traffic(&pairs, 5, with_joiner);
+  COLL_OK(report, mep_barrier(comm, nullptr));
+}
+
+void replace_a_rank(const Way& way, bool is_ready) {
+  printf("a joiner, %s\n", way.name);
+  const FabricScope fabric(way);
+  const std::string job = new_job_name();
+  Report report;
+  std::atomic<int> lost{0};
+  on_threads(kLost + 2, [&](int number) {
+    const bool joins = number == kLost + 1;
+    mep_comm_config_t config = patient_config(MEP_COMM_SET_RANK);
+    config.transports = way.transports[0] == 0 ? nullptr : way.transports;
+    config.job = job.c_str();
+    config.rank = joins ? number - 1 : number;
+    config.size = joins ? 0 : static_cast<int32_t>(kLost + 1);
+    mep_comm_t comm = nullptr;
+    if (joins) (void)wait_until(report, "the loss", [&] { return lost.load() != 0; });
+    COLL_OK(report, joins ? mep_comm_join(&config, &comm) : mep_comm_init(&config, &comm));
+    if (comm == nullptr) return;
+    joins ? join(comm, report) : be_a_member(comm, is_ready, report);
+    COLL_OK(report, mep_comm_destroy(comm));
+    if (number == kLost) lost = 1;
+  });
+  report.require_clean();
+}
+
+void joiners_get_queues(void**) {
+  for (const Way* way : {&kMapped, &kTcp, &kAdapters}) {
+    for (const bool is_ready : {true, false}) replace_a_rank(*way, is_ready);
+  }
+}
+
 // --- Ends -----------------------------------------------------------------------------------------
 
 // Rank 0 ends its object while posters of rank 1 write to it. They may be told of an error; all goes on afterwards.
@@ -301,7 +411,7 @@ void an_object_ends_while_a_peer_posts(void**) {
   for (const Way* way : kWays) {
     std::atomic<bool> has_ended{false};
     on_ranks(*way, 2, [&](int rank, mep_comm_t comm, Report& report) {
-      SoftNic nic;
+      RankNic nic(static_cast<uint32_t>(rank), report);
       COLL_OK(report, nic.start());
       Pairs pairs(comm, &nic, 16, report);
       COLL_OK(report, pairs.make(0x54'0000));
@@ -343,7 +453,7 @@ void an_object_ends_while_a_peer_posts(void**) {
 void an_object_that_ends_delivers(void**) {
   for (const Way* way : kWays) {
     on_ranks(*way, 2, [&](int rank, mep_comm_t comm, Report& report) {
-      SoftNic nic;
+      RankNic nic(static_cast<uint32_t>(rank), report);
       COLL_OK(report, nic.start());
       Pairs pairs(comm, &nic, 1024, report);
       COLL_OK(report, pairs.make(0x57'0000));
@@ -374,7 +484,7 @@ void a_nic_stops_before_its_objects_end(void**) {
   for (const Way* way : kWays) {
     on_ranks(*way, 2, [&](int rank, mep_comm_t comm, Report& report) {
       std::atomic<int> begun{0};
-      SoftNic nic;
+      RankNic nic(static_cast<uint32_t>(rank), report);
       COLL_OK(report, nic.start());
       Pairs pairs(comm, &nic, 16, report);
       COLL_OK(report, pairs.make(0x55'0000));
@@ -389,7 +499,8 @@ void a_nic_stops_before_its_objects_end(void**) {
       posters.join();
       pairs.destroy();
       Pairs late(comm, &nic, 16, report);
-      COLL_EXPECT(report, MEP_ERR_INVALID_ARGUMENT, late.make(0x55'0001));
+      const bool is_soft = model_fabric() == nullptr;
+      COLL_EXPECT(report, is_soft ? MEP_ERR_INVALID_ARGUMENT : MEP_SUCCESS, late.make(0x55'0001));
       COLL_OK(report, mep_barrier(comm, nullptr));
     });
   }
@@ -404,6 +515,7 @@ int main(int argc, char** argv) {
                               cmocka_unit_test(what_is_outside_ends_its_queue),
                               cmocka_unit_test(queues_to_a_lost_rank_end),
                               cmocka_unit_test(a_process_that_took_a_place_is_another),
+                              cmocka_unit_test(joiners_get_queues),
                               cmocka_unit_test(an_object_that_ends_delivers),
                               cmocka_unit_test(an_object_ends_while_a_peer_posts),
                               cmocka_unit_test(a_nic_stops_before_its_objects_end)};

@@ -1,0 +1,189 @@
+#include "transport/gpu_queue/mlx5_pairs.hpp"
+
+#include <sys/random.h>
+
+#include <bit>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "base/guarded.hpp"
+#include "base/log.hpp"
+
+namespace mep::gpu_queue::mlx5 {
+namespace {
+
+constexpr uint64_t kFinishNs = 60'000'000'000;  // longer than the adapter tries to reach a peer
+
+// A pair tells it to its peer.
+struct Told {
+  static constexpr uint8_t kVersion = 1;
+
+  uint64_t window_base;
+  uint32_t window_key;
+  uint32_t queue_pair;
+  uint32_t first_psn;
+  uint16_t lid;
+  uint8_t mtu;
+  uint8_t has_gid;
+  std::array<uint8_t, 16> gid;
+  std::array<uint8_t, 6> mac;
+  uint8_t is_ethernet;
+  uint8_t version;
+};
+static_assert(std::has_unique_object_representations_v<Told> && sizeof(Told) == 48);
+
+mep_result_t random_psn(uint32_t* psn) {
+  if (getrandom(psn, sizeof *psn, 0) != static_cast<ssize_t>(sizeof *psn)) {
+    return fail(MEP_ERR_SYSTEM, "getrandom is refused; allow it in the sandbox");
+  }
+  *psn &= 0xffffff;
+  return MEP_SUCCESS;
+}
+
+class AdapterPair final : public NicPair {
+ public:
+  AdapterPair(Adapter* adapter, std::unique_ptr<SendQueuePair> pair, const Queue& queue,
+              const RegisteredMemory& window, const std::byte* window_data)
+      : adapter_(adapter), pair_(std::move(pair)), queue_(queue), ready_(queue.entries) {
+    queue_.ready = ready_.data();
+    const QueueAddress& port = adapter->port().address;
+    told_ = {std::bit_cast<uint64_t>(window_data),
+             window.remote_key(),
+             pair_->number(),
+             pair_->first_psn(),
+             port.lid,
+             static_cast<uint8_t>(port.mtu),
+             port.has_gid,
+             port.gid,
+             port.mac,
+             adapter->capabilities().is_ethernet,
+             Told::kVersion};
+  }
+  ~AdapterPair() override {
+    const std::lock_guard lock(adapter_->mutex());
+    pair_.reset();
+  }
+  AdapterPair(const AdapterPair&) = delete;
+  AdapterPair& operator=(const AdapterPair&) = delete;
+
+  std::vector<std::byte> address() const override {
+    const auto bytes = std::as_bytes(std::span(&told_, 1));
+    return {bytes.begin(), bytes.end()};
+  }
+
+  mep_result_t connect(const PeerEnd& peer, Queue* queue) override {
+    Told told{};
+    if (peer.address.size() == sizeof told) std::memcpy(&told, peer.address.data(), sizeof told);
+    if (told.version != Told::kVersion) {
+      return mep::fail(MEP_ERR_DENIED, "rank %u gave no address of a queue pair", peer.slot);
+    }
+    if (told.is_ethernet != told_.is_ethernet) {
+      return mep::fail(MEP_ERR_MISMATCH,
+                       "rank %u has its queues on %s, this rank on %s: choose ports of one network",
+                       peer.slot, name_of_link(told), name_of_link(told_));
+    }
+    const QueueAddress address{told.queue_pair,   told.first_psn, told.mtu, told.lid,
+                               told.has_gid != 0, told.gid,       told.mac};
+    {
+      const std::lock_guard lock(adapter_->mutex());
+      MEP_TRY(pair_->connect(address, adapter_->port().path));
+    }
+    queue->window_base = told.window_base;
+    queue->window_key = told.window_key;
+    return MEP_SUCCESS;
+  }
+
+  // Posts an empty request behind those of the posters and waits for its completion. The posters' counts may lie on a GPU:
+  // record and completion entry say the same.
+  void finish() override {
+    if (SystemMemory::load_abort(&has_failed_) != 0) return;
+    constexpr uint64_t kLap = 0x10000;
+    const uint64_t told = kLap + SystemMemory::load_completion(&queue_.record->send).value();
+    const Big32 word = SystemMemory::load_completion(&queue_.completion->counter_opcode);
+    const bool has_completed = opcode_of(word) == CompletionOpcode::kRequest;
+    const uint64_t first_open = has_completed ? uint64_t{counter_of(word)} + 1 : 0;
+    queue_.reserved = queue_.rung = told;
+    queue_.done = told - static_cast<uint16_t>(told - first_open);
+    if (queue_.done == told) return;
+    const Patience patience{SystemMemory::nanoseconds() + kFinishNs, &has_failed_, 1};
+    const Status status = SendQueue<>(&queue_, patience).flush();
+    if (status == Status::kTimedOut) {
+      log(LogLevel::kWarn, "an adapter did not complete the requests of queue pair %u in time",
+          queue_.queue_pair);
+    }
+  }
+
+  void fail() override {
+    // It says everything itself and orders nothing.
+    __atomic_store_n(&has_failed_, 1, __ATOMIC_RELAXED);
+    const std::lock_guard lock(adapter_->mutex());
+    if (pair_->fail() == MEP_SUCCESS) return;
+    log(LogLevel::kError, "queue pair %u cannot be stopped: %s", queue_.queue_pair,
+        last_error_text());
+  }
+
+ private:
+  static const char* name_of_link(const Told& told) {
+    return told.is_ethernet != 0 ? "Ethernet" : "InfiniBand";
+  }
+
+  Adapter* const adapter_;
+  std::unique_ptr<SendQueuePair> pair_;
+  Told told_;
+  Queue queue_;                  // for finish()
+  std::vector<uint64_t> ready_;  // its own
+  uint64_t has_failed_ = 0;
+};
+
+}  // namespace
+
+mep_result_t Adapter::open(Device& device, std::unique_ptr<Adapter>* out) {
+  std::unique_ptr<Adapter> made(new (std::nothrow) Adapter(device));
+  if (made == nullptr) return fail(MEP_ERR_NO_MEMORY, "no memory for an adapter");
+  MEP_TRY(read_capabilities(device, &made->capabilities_));
+  MEP_TRY(device.find_port(&made->port_));
+  *out = std::move(made);
+  return MEP_SUCCESS;
+}
+
+AdapterPairs::~AdapterPairs() {
+  const std::lock_guard lock(adapter_->mutex());
+  source_.reset();
+  window_.reset();
+}
+
+mep_result_t AdapterPairs::open(const Memory& memory) {
+  memory_ = memory;
+  const std::lock_guard lock(adapter_->mutex());
+  Device& device = adapter_->device();
+  MEP_TRY(device.register_memory(memory.window, memory.window_bytes, &window_));
+  return device.register_memory(memory.source, memory.source_bytes, &source_);
+}
+
+mep_result_t AdapterPairs::make(const Ring& ring, Queue* queue, std::unique_ptr<NicPair>* out) {
+  const QueueLayout layout(ring.entries);
+  queue->ring = reinterpret_cast<Request*>(ring.memory);
+  queue->record = reinterpret_cast<DoorbellRecord*>(ring.memory + layout.record);
+  queue->ready = ring.ready;
+  queue->entries = ring.entries;
+  queue->source_key = source_->local_key();
+  make_empty(queue, reinterpret_cast<CompletionEntry*>(ring.memory + layout.completion), 0);
+  SendQueuePair::Options options;
+  options.entries = ring.entries;
+  options.mtu = adapter_->port().address.mtu;
+  options.memory = {ring.memory, layout.bytes, -1};
+  MEP_TRY(random_psn(&options.first_psn));
+  const std::lock_guard lock(adapter_->mutex());
+  std::unique_ptr<SendQueuePair> pair;
+  MEP_TRY(SendQueuePair::create(adapter_->device(), adapter_->capabilities(), options, &pair));
+  queue->queue_pair = pair->number();
+  queue->doorbell = pair->doorbell();
+  return guarded([&] {
+    *out =
+        std::make_unique<AdapterPair>(adapter_, std::move(pair), *queue, *window_, memory_.window);
+    return MEP_SUCCESS;
+  });
+}
+
+}  // namespace mep::gpu_queue::mlx5

@@ -1,0 +1,55 @@
+// Pairs that an mlx5 adapter executes: see mlx5_queue.hpp. Tests alone make them. A window has to keep its pages: after
+// Window::renew() the adapter writes to those that it has registered.
+#pragma once
+
+#include <memory>
+#include <mutex>
+
+#include "transport/gpu_queue/mlx5_queue.hpp"
+#include "transport/gpu_queue/nic_pairs.hpp"
+
+namespace mep::gpu_queue::mlx5 {
+
+// An open adapter, for the objects of any number of threads.
+class Adapter {
+ public:
+  // The device outlives it.
+  [[nodiscard]] static mep_result_t open(Device& device, std::unique_ptr<Adapter>* out);
+
+  Device& device() const { return device_; }
+  const Capabilities& capabilities() const { return capabilities_; }
+  const Port& port() const { return port_; }
+  // Held during each call of the device and of its objects.
+  std::mutex& mutex() { return mutex_; }
+
+ private:
+  explicit Adapter(Device& device) : device_(device) {}
+
+  Device& device_;
+  Capabilities capabilities_;
+  Port port_;
+  std::mutex mutex_;
+};
+
+class AdapterPairs final : public NicPairs {
+ public:
+  // The adapter outlives it.
+  explicit AdapterPairs(Adapter* adapter) : adapter_(adapter) {}
+  ~AdapterPairs() override;
+  AdapterPairs(const AdapterPairs&) = delete;
+  AdapterPairs& operator=(const AdapterPairs&) = delete;
+
+  size_t bytes_of(uint32_t entries) const override { return QueueLayout(entries).bytes; }
+  bool tells() const override { return true; }
+  [[nodiscard]] mep_result_t open(const Memory& memory) override;
+  [[nodiscard]] mep_result_t make(const Ring& ring, Queue* queue,
+                                  std::unique_ptr<NicPair>* out) override;
+
+ private:
+  Adapter* const adapter_;
+  Memory memory_;
+  std::unique_ptr<RegisteredMemory> window_;
+  std::unique_ptr<RegisteredMemory> source_;
+};
+
+}  // namespace mep::gpu_queue::mlx5

@@ -1,0 +1,62 @@
+// The NIC that executes the queues of a rank that is a thread: a software NIC of its own, or a model of an adapter on a
+// fabric that all ranks share.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "support/coll_ranks.hpp"
+#include "support/mlx5_firmware.hpp"
+#include "transport/gpu_queue/mlx5_pairs.hpp"
+#include "transport/gpu_queue/soft_pairs.hpp"
+
+namespace mep_test {
+
+// Null: ranks have software NICs.
+inline mep::test::ModelFabric*& model_fabric() {
+  static mep::test::ModelFabric* fabric = nullptr;
+  return fabric;
+}
+
+class RankNic {
+ public:
+  // No two of a fabric have the same number.
+  RankNic(uint32_t number, Report& report) : report_(report) {
+    if (model_fabric() == nullptr) return;
+    mep::test::ModelPort port;
+    port.is_ethernet = true;
+    port.gid.fill(static_cast<uint8_t>(0x40 + number));
+    port.mac.fill(static_cast<uint8_t>(0x60 + number));
+    firmware_ =
+        std::make_unique<mep::test::Firmware>(model_fabric(), port, 0x10000u * (number + 1));
+  }
+  ~RankNic() {
+    if (firmware_ != nullptr) COLL_CHECK(report_, firmware_->live == 0);
+  }
+  RankNic(const RankNic&) = delete;
+  RankNic& operator=(const RankNic&) = delete;
+
+  mep_result_t start() {
+    if (firmware_ == nullptr) return soft_.start();
+    return mep::gpu_queue::mlx5::Adapter::open(*firmware_, &adapter_);
+  }
+  // Its queues end.
+  void stop() {
+    if (firmware_ == nullptr) return soft_.stop();
+    const std::lock_guard lock(adapter_->mutex());
+    firmware_->stop();
+  }
+  std::unique_ptr<mep::gpu_queue::NicPairs> pairs() {
+    if (firmware_ == nullptr) return std::make_unique<mep::gpu_queue::SoftPairs>(&soft_);
+    return std::make_unique<mep::gpu_queue::mlx5::AdapterPairs>(adapter_.get());
+  }
+
+ private:
+  Report& report_;
+  mep::gpu_queue::SoftNic soft_;
+  std::unique_ptr<mep::test::Firmware> firmware_;
+  std::unique_ptr<mep::gpu_queue::mlx5::Adapter> adapter_;
+};
+
+}  // namespace mep_test
