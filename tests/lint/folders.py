@@ -36,7 +36,7 @@ ALLOWED = {
     "core/ep/host": ["base", "protocol", "kernels/host", "core/topo", "core/world", "core/operation", "core/comm", "core/ep"],
     "core/cuda": ["base", "protocol", "kernels/cuda/coll", "kernels/cuda/device", "transport/cuda", "transport/gpu_queue", "core/operation", "core/coll",
                   "core/comm", "core/staged"],
-    "core/ep/cuda": ["base", "protocol", "kernels/cuda/device", "kernels/cuda/ep", "transport/cuda", "core/topo", "core/operation", "core/comm",
+    "core/ep/cuda": ["base", "protocol", "kernels/cuda/device", "kernels/cuda/ep", "transport/cuda", "transport/gpu_queue", "core/topo", "core/operation", "core/comm",
                      "core/ep", "core/queued", "core/cuda"],
     "core/api": ["base", "protocol", "core/bootstrap", "core/topo", "core/world", "core/operation", "core/message", "core/comm",
                  "core/ep"],
