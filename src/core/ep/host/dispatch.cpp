@@ -178,7 +178,7 @@ mep_result_t EpBuffer::send_token(const DispatchInput& input, uint32_t token) {
     scales = static_cast<const std::byte*>(input.x_scales) + token * scales_stride;
   } else if (shape_.quantizes()) {
     // Once for all experts of the token; the copies below find it in the nearest cache.
-    std::byte* quantised = sent_.staging.data() + sent_.staged * (row_bytes + scale_bytes);
+    std::byte* quantised = sent_.staging.get() + sent_.staged * (row_bytes + scale_bytes);
     ++sent_.staged;
     quantize_row(shape_.wire(), shape_.input_type, row, shape_.hidden, quantised,
                  quantised + row_bytes, false);

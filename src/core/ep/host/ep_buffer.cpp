@@ -12,8 +12,6 @@
 namespace mep {
 namespace {
 
-// Rows that may be on their way to peers without mapped memory before they are waited for.
-constexpr uint32_t kStagedRows = 32;
 constexpr size_t kTextBytes = 1024;  // of any error's text
 
 }  // namespace
@@ -70,9 +68,12 @@ mep_result_t EpBuffer::receive(const CommView& view, const Deadline& deadline) {
   const bool any_put = std::any_of(
       windows_.remotes().begin(), windows_.remotes().end(),
       [](const Remote& remote) { return remote.mapped == nullptr && remote.transport != nullptr; });
-  sent_.staging_rows = any_put ? kStagedRows : 1;
+  // The network may read rows until the dispatch ends.
+  sent_.staging_rows = any_put ? shape_.max_tokens : 1;
   if (shape_.quantizes()) {
-    sent_.staging.resize(sent_.staging_rows * (shape_.wire_row_bytes() + shape_.scale_row_bytes()));
+    // Its pages are taken as rows need them.
+    sent_.staging = std::make_unique_for_overwrite<std::byte[]>(
+        sent_.staging_rows * (shape_.wire_row_bytes() + shape_.scale_row_bytes()));
   }
   return MEP_SUCCESS;
 }

@@ -156,9 +156,9 @@ class EpBuffer {
   struct Sent {
     explicit Sent(const EpShape& shape);
     Router router;
-    Routing draft;                    // a dispatch that may still be refused
-    std::vector<uint32_t> first_row;  // [places] of this rank's rows
-    std::vector<std::byte> staging;   // quantised rows on their way
+    Routing draft;                         // a dispatch that may still be refused
+    std::vector<uint32_t> first_row;       // [places] of this rank's rows
+    std::unique_ptr<std::byte[]> staging;  // quantised rows on their way
     uint32_t staging_rows = 1;
     uint32_t staged = 0;
     // High throughput: experts and weights of rows on their way, [M * row_k][K] each, by target.

@@ -199,7 +199,9 @@ void estimate_host_buffers(const EpShape& shape, mep_ep_size_t* out) {
                                 ? EpExpansion::row_memory(shape) + shape.rows() * 2 * topk +
                                       shape.expanded_rows() * (shape.has_scales() ? 2 : 1)
                                 : 0;
-  out->private_bytes = shape.buffers * (kept + 2 * routing + expanded);
+  const uint64_t staged =
+      shape.quantizes() ? shape.max_tokens * (shape.wire_row_bytes() + shape.scale_row_bytes()) : 0;
+  out->private_bytes = shape.buffers * (kept + 2 * routing + expanded + staged);
 }
 
 }  // namespace mep
