@@ -41,7 +41,11 @@ inline Step enter_small(Collectives& comm, Operation& operation, const void* pay
   if (comm.eager().through_leaders()) [[unlikely]] {
     return enter_spread(comm, operation, payload, bytes, flags);
   }
-  return enter_flat(comm, operation, payload, bytes, flags);
+  if (flags != EagerRing::kLong) [[likely]]
+    return enter_flat(comm, operation, payload, bytes, flags);
+  // What all have passed may lie in the area still: the control thread copies areas once no thread writes to them.
+  const PostingScope posting = comm.posting();
+  return posting.allowed() ? enter_flat(comm, operation, payload, bytes, flags) : Step::kPending;
 }
 
 // The root's contribution to a small operation in which only it gives.
