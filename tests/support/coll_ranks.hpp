@@ -51,6 +51,13 @@ inline std::string& hosts_pattern() {
   static std::string pattern;
   return pattern;
 }
+// Under a sanitizer tests take fewer numbers of ranks, and fewer of their slowest cases.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kIsSanitized = true;
+#else
+inline constexpr bool kIsSanitized = false;
+#endif
+
 // --less 10: where machines are slow, a tenth of the slice that CI runs.
 inline size_t& less() {
   static size_t divisor = 1;

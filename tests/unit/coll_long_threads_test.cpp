@@ -44,7 +44,7 @@ void test_streams(void**) {
     Report report;
     const auto body = [&](int rank, mep_comm_t comm, Report& found) {
       RandomStream shared(seed);
-      const size_t operations = slice(75, 5000);
+      const size_t operations = slice(kIsSanitized ? 25 : 75, 5000);
       int root = 0;
       for (size_t i = 0; i < operations && !found.bad(); ++i) {
         if (shared.one_in(12)) root = static_cast<int>(shared.below(static_cast<uint64_t>(size)));
@@ -104,7 +104,7 @@ void end_one(const World& world, int ending, int after, uint64_t seed) {
 
 void test_a_rank_ends(void**) {
   RandomStream random(test_seed());
-  const size_t rounds = slice(2, 100);
+  const size_t rounds = slice(kIsSanitized ? 1 : 2, 100);
   for (size_t round = 0; round < rounds; ++round) {
     for (const World& world : kWorlds) {
       const int size = static_cast<int>(strlen(world.placement));
