@@ -43,7 +43,8 @@ inline Step enter_small(Collectives& comm, Operation& operation, const void* pay
   }
   if (flags != EagerRing::kLong) [[likely]]
     return enter_flat(comm, operation, payload, bytes, flags);
-  // What all have passed may lie in the area still: the control thread copies areas once no thread writes to them.
+  // The control thread copies areas when a view changes, those of operations that all have passed too: not while this
+  // thread writes to them.
   const PostingScope posting = comm.posting();
   return posting.allowed() ? enter_flat(comm, operation, payload, bytes, flags) : Step::kPending;
 }
