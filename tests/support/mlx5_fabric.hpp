@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <vector>
 
 #include "base/status.hpp"
@@ -71,6 +72,7 @@ class ModelFabric {
            to.mtu == from.mtu;
   }
 
+
   // Whether the peer of a pair is there and not connected yet.
   bool is_early_locked(uint32_t number) const {
     const auto found = pairs.find(pairs.at(number).remote_number);
@@ -86,6 +88,7 @@ class ModelFabric {
   std::mutex mutex;  // of what follows
   std::map<uint32_t, ModelPair> pairs;
   std::vector<Region> regions;
+  std::set<uint32_t> ended_keys;  // of memory that was registered: nobody reaches it any more
   bool is_down = false;
   gpu_queue::SoftNic nic;
   bool waits_for_peers = false;   // to be connected; else that counts as a try
@@ -103,21 +106,21 @@ class ModelWire final : public gpu_queue::Executor {
 
   gpu_queue::Executed put(const gpu_queue::RemoteRegion& region, uint64_t offset, const void* from,
                           size_t bytes) override {
-    return attempt(false, [&] { return memory_.put(region, offset, from, bytes); });
+    return attempt(region, false, [&] { return memory_.put(region, offset, from, bytes); });
   }
   gpu_queue::Executed write_word(const gpu_queue::RemoteRegion& region, uint64_t offset,
                                  uint64_t word) override {
-    return attempt(false, [&] { return memory_.write_word(region, offset, word); });
+    return attempt(region, false, [&] { return memory_.write_word(region, offset, word); });
   }
   gpu_queue::Executed fetch_add(const gpu_queue::RemoteRegion& region, uint64_t offset,
                                 uint64_t add, uint64_t* before) override {
-    return attempt(true, [&] { return memory_.fetch_add(region, offset, add, before); });
+    return attempt(region, true, [&] { return memory_.fetch_add(region, offset, add, before); });
   }
   bool counts(gpu_queue::Counts* out) override { return memory_.counts(out); }
 
  private:
   template <typename Call>
-  gpu_queue::Executed attempt(bool adds, const Call& call) {
+  gpu_queue::Executed attempt(const gpu_queue::RemoteRegion& region, bool adds, const Call& call) {
     constexpr uint32_t kTries = 2000;
     // Held during the call: a pair that has ended is written to no more.
     const std::lock_guard lock(fabric_->mutex);
@@ -129,7 +132,8 @@ class ModelWire final : public gpu_queue::Executor {
       return ++tries_ < kTries ? gpu_queue::Executed::kLater : gpu_queue::Executed::kLost;
     }
     tries_ = 0;
-    return allowed ? call() : gpu_queue::Executed::kRefused;
+    return allowed && !fabric_->ended_keys.contains(region.key) ? call()
+                                                             : gpu_queue::Executed::kRefused;
   }
 
   ModelFabric* fabric_;

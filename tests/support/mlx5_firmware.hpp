@@ -5,6 +5,8 @@
 // A bit that the model does not know has to be 0.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <array>
 #include <cstring>
 #include <functional>
@@ -254,7 +256,8 @@ inline mep_result_t Firmware::register_memory(void* address, size_t bytes,
                                               std::unique_ptr<m::RegisteredMemory>* memory) {
   class Registered final : public m::RegisteredMemory {
    public:
-    Registered(Firmware* firmware, uint32_t key) : firmware_(firmware), key_(key) {
+    Registered(Firmware* firmware, uint32_t key, void* pages, size_t bytes)
+        : firmware_(firmware), key_(key), pages_(pages), bytes_(bytes) {
       ++firmware->live;
     }
     ~Registered() override {
@@ -264,6 +267,8 @@ inline mep_result_t Firmware::register_memory(void* address, size_t bytes,
       const std::lock_guard lock(firmware_->fabric_->mutex);
       std::erase_if(firmware_->fabric_->regions,
                     [&](const auto& region) { return region.memory.key == key_ + 1; });
+      firmware_->fabric_->ended_keys.insert(key_ + 1);
+      if (pages_ != MAP_FAILED) (void)munmap(pages_, bytes_);
     }
     uint32_t local_key() const override { return key_; }
     uint32_t remote_key() const override { return key_ + 1; }
@@ -271,17 +276,22 @@ inline mep_result_t Firmware::register_memory(void* address, size_t bytes,
    private:
     Firmware* firmware_;
     uint32_t key_;
+    void* pages_;
+    size_t bytes_;
   };
   if (!begin_step()) return fail(MEP_ERR_SYSTEM, "a fault");
+  // The NIC writes to the pages that are there now, whatever the address has later. Private memory keeps them.
+  void* pages = mremap(address, 0, bytes, MREMAP_MAYMOVE);
   const uint32_t key = next_number_;
   next_number_ += 2;
   const auto place = reinterpret_cast<uint64_t>(address);
   local.push_back({key, place, bytes, static_cast<std::byte*>(address), true});
   {
     const std::lock_guard lock(fabric_->mutex);
-    fabric_->regions.push_back({this, {key + 1, place, bytes, place, true, true}});
+    const auto at = pages == MAP_FAILED ? place : reinterpret_cast<uint64_t>(pages);
+    fabric_->regions.push_back({this, {key + 1, place, bytes, at, true, true}});
   }
-  *memory = std::make_unique<Registered>(this, key);
+  *memory = std::make_unique<Registered>(this, key, pages, bytes);
   return MEP_SUCCESS;
 }
 

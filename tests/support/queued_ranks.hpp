@@ -141,6 +141,7 @@ class Pairs {
     return {&queues_[rank], Patience{now + kLimitMs * 1'000'000, nullptr, 0}};
   }
   const std::byte* window() const { return pairs_->window().data(); }
+  bool has_new_pages() const { return pairs_->window().generation() != 0; }
   bool await(size_t offset, uint64_t value) {
     return wait_until(report, "a word",
                       [&] { return mep::load_signal(window(), offset) >= value; });

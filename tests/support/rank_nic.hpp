@@ -13,6 +13,8 @@
 
 namespace mep_test {
 
+using mep::test::PairState;
+
 // Null: ranks have software NICs.
 inline mep::test::ModelFabric*& model_fabric() {
   static mep::test::ModelFabric* fabric = nullptr;
@@ -46,6 +48,16 @@ class RankNic {
     if (firmware_ == nullptr) return soft_.stop();
     const std::lock_guard lock(adapter_->mutex());
     firmware_->stop();
+  }
+  // Whether pairs of adapters are connected that the NIC with this number may write through to this rank.
+  bool hears(uint32_t number) const {
+    if (firmware_ == nullptr) return false;
+    const std::lock_guard lock(model_fabric()->mutex);
+    for (const auto& [own, pair] : model_fabric()->pairs) {
+      if (pair.nic != firmware_.get() || pair.remote_number >> 16 != number + 1) continue;
+      if (pair.state == PairState::kReceives || pair.state == PairState::kSends) return true;
+    }
+    return false;
   }
   std::unique_ptr<mep::gpu_queue::NicPairs> pairs() {
     if (firmware_ == nullptr) return std::make_unique<mep::gpu_queue::SoftPairs>(&soft_);

@@ -4,8 +4,10 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/comm/view_participant.hpp"
@@ -161,7 +163,9 @@ void what_is_outside_ends_its_queue(void**) {
 // Tells two objects of views as EP objects do: by the control thread, which it then holds until release().
 class Keeper final : public mep::ViewParticipant {
  public:
-  Keeper(Pairs* first, Pairs* second) : first_(*first), second_(*second) {
+  // `look`, where a view is installed, before the objects know of it.
+  Keeper(Pairs* first, Pairs* second, std::function<void()> look = {})
+      : first_(*first), second_(*second), look_(std::move(look)) {
     first_.comm.add_client(this);
   }
   ~Keeper() override {
@@ -181,6 +185,7 @@ class Keeper final : public mep::ViewParticipant {
   void install(const std::shared_ptr<const mep::CommChange>& change,
                const mep::membership::Proposal*) override {
     if (change == nullptr) return;
+    if (look_) look_();
     first_.keep(*change->view);
     second_.keep(*change->view);
     holds_ = true;
@@ -193,6 +198,7 @@ class Keeper final : public mep::ViewParticipant {
  private:
   Pairs& first_;
   Pairs& second_;
+  const std::function<void()> look_;
   std::atomic<bool> holds_{false};
   std::atomic<bool> is_released_{false};
   const std::string name_ = "queue pairs";
@@ -226,7 +232,7 @@ void expect_failure(Pairs* pairs, uint32_t to, uint32_t poster, std::atomic<int>
   }
 }
 
-// The last rank aborts while all others post to it, and it to them. `is_served`: by running NICs; else by such that start
+// The last rank aborts while all others post to it, and it to them; its adapter goes on. `is_served`: by running NICs; else by such that start
 // when the rank is gone, so that all that post to it wait until their queue ends. Afterwards the others' control threads
 // are held, which would else take now and then what comes.
 void lose_a_rank(const Way& way, int ranks, bool is_served) {
@@ -241,18 +247,18 @@ void lose_a_rank(const Way& way, int ranks, bool is_served) {
     Pairs later(comm, &nic, 16, report);
     COLL_OK(report, pairs.make(0x53'0000));
     COLL_OK(report, later.make(0x53'0001));
-    Keeper keeper(&pairs, &later);
+    Keeper keeper(&pairs, &later, [&] { COLL_CHECK(report, !nic.hears(victim)); });
     COLL_OK(report, mep_barrier(comm, nullptr));
     if (report.bad()) return;
     Threads posters;
     if (static_cast<uint32_t>(rank) == victim) {
-      // Until its NIC stops.
+      // Until its NIC stops, or none of the others hears it.
       for (uint32_t to = 0; to < victim && is_served; ++to) {
         posters.add([&, to] { expect_failure(&pairs, to, 0, &begun); });
       }
       (void)wait_until(report, "posters", [&] { return begun.load() == all_begun; });
       COLL_OK(report, mep_comm_abort(comm));
-      nic.stop();
+      if (!way.by_adapters) nic.stop();
       return;
     }
     for (uint32_t poster = 0; poster < kPosters; ++poster) {
@@ -281,6 +287,42 @@ void queues_to_a_lost_rank_end(void**) {
       lose_a_rank(*way, 4, is_served);
     }
     lose_a_rank(kHosts, 4, is_served);
+  }
+}
+
+// This is what the loss of a process of this host that may still run would do. While nobody posts.
+void give_new_pages(mep_comm_t comm, std::atomic<int>* quiet, Report& report) {
+  const mep::CommIdentity& identity = comm->comm->identity();
+  const auto size = static_cast<int>(identity.slots().size());
+  const auto meet = [&](int count) {
+    quiet->fetch_add(1);
+    (void)wait_until(report, "quiet", [&] { return quiet->load() >= count * size; });
+  };
+  const uint32_t other = identity.slots()[(identity.rank() + 1) % identity.slots().size()];
+  mep::AwaitedWindows awaited;
+  mep::membership::SlotSet unreached;
+  meet(1);
+  COLL_CHECK(report, identity.world().call([&] {
+    identity.world().windows().renew(other, {}, &awaited, &unreached);
+  }));
+  meet(2);
+}
+
+void windows_of_adapters_keep_their_pages(void**) {
+  for (const Way* way : {&kMapped, &kAdapters}) {
+    std::atomic<int> quiet{0};
+    on_ranks(*way, 3, [&](int rank, mep_comm_t comm, Report& report) {
+      RankNic nic(static_cast<uint32_t>(rank), report);
+      COLL_OK(report, nic.start());
+      Pairs pairs(comm, &nic, 16, report);
+      COLL_OK(report, pairs.make(0x5a'0000));
+      COLL_OK(report, mep_barrier(comm, nullptr));
+      if (report.bad()) return;
+      give_new_pages(comm, &quiet, report);
+      COLL_CHECK(report, pairs.has_new_pages() != way->by_adapters);
+      run_traffic(&pairs, 5, all);
+      COLL_OK(report, mep_barrier(comm, nullptr));
+    });
   }
 }
 
@@ -514,6 +556,7 @@ int main(int argc, char** argv) {
   const CMUnitTest tests[] = {cmocka_unit_test(every_rank_to_every_rank),
                               cmocka_unit_test(what_is_outside_ends_its_queue),
                               cmocka_unit_test(queues_to_a_lost_rank_end),
+                              cmocka_unit_test(windows_of_adapters_keep_their_pages),
                               cmocka_unit_test(a_process_that_took_a_place_is_another),
                               cmocka_unit_test(joiners_get_queues),
                               cmocka_unit_test(an_object_that_ends_delivers),

@@ -9,6 +9,7 @@ namespace mep {
 QueuePairs::~QueuePairs() {
   finish();
   end();
+  if (windows_.own() != nullptr) comm_.world().windows().set_fence(windows_.own()->id(), {});
   windows_.flush_puts();
 }
 
@@ -26,9 +27,14 @@ mep_result_t QueuePairs::offer(uint64_t id, size_t bytes, const Memory& memory) 
   queues_.resize(comm_.size());
   reached_.resize(comm_.size());
   pairs_.resize(comm_.size());
+  fenced_.resize(comm_.size());
   MEP_TRY(nic_->open({windows_.data(), bytes, memory.source, memory.source_bytes}));
   for (uint32_t rank = 0; rank < comm_.size(); ++rank) {
     if (has_pair(rank)) MEP_TRY(make_pair(rank));
+  }
+  if (nic_->tells()) {
+    comm_.world().windows().set_fence(
+        id, [this](uint32_t slot, uint64_t incarnation) { return fence(slot, incarnation); });
   }
   return comm_.world().windows().offer(windows_.own(), comm_.slots());
 }
@@ -87,7 +93,8 @@ mep_result_t QueuePairs::replace_ended(const CommView& view) {
     std::unique_ptr<gpu_queue::NicPair> ended;
     {
       const std::lock_guard lock(mutex_);
-      if (pairs_[rank].served != 0) fail(rank);  // keep() has not been called for the view yet
+      if (pairs_[rank].served != 0)
+        (void)fail(rank);  // keep() has not been called for the view yet
       ended = std::exchange(pairs_[rank], {}).pair;
     }
     ended.reset();
@@ -119,7 +126,7 @@ mep_result_t QueuePairs::serve(const gpu_queue::PeerEnd& peer, uint32_t rank,
                                const CommView& view) {
   const std::lock_guard lock(mutex_);
   const bool has_left = kept_epoch_ > view.epoch && members_[rank] != view.incarnations[rank];
-  if (has_ended_ || has_left) return MEP_SUCCESS;
+  if (has_ended_ || has_left || fenced_[rank] == view.incarnations[rank]) return MEP_SUCCESS;
   pairs_[rank].is_used = true;
   MEP_TRY(pairs_[rank].pair->connect(peer, &queues_[rank]));
   pairs_[rank].served = view.incarnations[rank];
@@ -137,23 +144,33 @@ void QueuePairs::keep(const CommView& view) {
   members_ = view.incarnations;
   kept_epoch_ = view.epoch;
   for (uint32_t rank = 0; rank < pairs_.size(); ++rank) {
-    if (pairs_[rank].served != 0 && pairs_[rank].served != members_[rank]) fail(rank);
+    if (pairs_[rank].served != 0 && pairs_[rank].served != members_[rank]) (void)fail(rank);
   }
+}
+
+mep_result_t QueuePairs::fence(uint32_t slot, uint64_t incarnation) {
+  const std::vector<uint32_t>& slots = comm_.slots();
+  const auto found = std::find(slots.begin(), slots.end(), slot);
+  if (found == slots.end()) return MEP_SUCCESS;
+  const auto rank = static_cast<uint32_t>(found - slots.begin());
+  const std::lock_guard lock(mutex_);
+  fenced_[rank] = incarnation;
+  return pairs_[rank].served == incarnation ? fail(rank) : MEP_SUCCESS;
 }
 
 void QueuePairs::end() {
   const std::lock_guard lock(mutex_);
   has_ended_ = true;
   for (uint32_t rank = 0; rank < pairs_.size(); ++rank) {
-    if (pairs_[rank].served != 0) fail(rank);
+    if (pairs_[rank].served != 0) (void)fail(rank);
   }
 }
 
 // Under the mutex. The next process in this place does not get the pair's address.
-void QueuePairs::fail(uint32_t rank) {
+mep_result_t QueuePairs::fail(uint32_t rank) {
   pairs_[rank].served = 0;
   comm_.world().windows().set_note(windows_.own()->id(), comm_.slots()[rank], {});
-  pairs_[rank].pair->fail();
+  return pairs_[rank].pair->fail();
 }
 
 }  // namespace mep

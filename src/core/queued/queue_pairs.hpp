@@ -7,6 +7,8 @@
 //   - A queue ends with an error when its peer has left the view, before the peer's windows are forgotten.
 //   - Owner and user is the user's thread; keep() and end() are the control thread's, between connect() and the destructor.
 //   - A queue whose peer has left by the latest view of keep() is not served, even if it is connected afterwards.
+//   - Before a view without a process is agreed on, its pair ends if processes write by their pairs alone. So the window
+//     needs no new pages then, and an adapter may have registered it.
 #pragma once
 
 #include <cstddef>
@@ -83,7 +85,9 @@ class QueuePairs {
   mep_result_t replace_ended(const CommView& view);
   mep_result_t reach(uint32_t rank, const CommView& view, const Deadline& deadline);
   mep_result_t serve(const gpu_queue::PeerEnd& peer, uint32_t rank, const CommView& view);
-  void fail(uint32_t rank);
+  // Control thread: the process in the slot writes to the window no more.
+  mep_result_t fence(uint32_t slot, uint64_t incarnation);
+  mep_result_t fail(uint32_t rank);
 
   const CommIdentity& comm_;
   const std::vector<bool> mapped_;
@@ -96,6 +100,7 @@ class QueuePairs {
   std::mutex mutex_;  // of what follows
   std::vector<Pair>
       pairs_;  // by rank; of each the user's thread alone changes `pair` and `is_used`
+  std::vector<uint64_t> fenced_;   // by rank: the last process that fence() was called for
   std::vector<uint64_t> members_;  // of the latest view of keep(), by rank
   uint64_t kept_epoch_ = 0;        // its epoch; 0: there was none
   bool has_ended_ = false;

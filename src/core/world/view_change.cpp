@@ -164,9 +164,11 @@ bool ViewChange::take_catch_up_end(const Frame& frame) {
 }
 
 // A process that is gone writes no more. One that may still run keeps only the old pages: the windows
-// that it could write get new ones, and everybody else must have taken those before this rank agrees.
+// that it could write get new ones, and everybody else must have taken those before this rank agrees. Adapters may have
+// more of either under way: their queue pairs end in any case.
 void ViewChange::act(const membership::FenceOut& action) {
   MEP_FAILPOINT("fence");
+  windows_.fence(action.slot, action.incarnation);
   WorldPeer& peer = peers_[action.slot];
   // Data that a process sent before its end may land after it.
   const bool late = peer.transport != nullptr && !peer.transport->traits().lands_at_once &&

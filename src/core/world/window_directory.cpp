@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/status.hpp"
+
 namespace mep {
 
 void WindowDirectory::file(uint32_t slot, uint64_t window, WindowOffer offer) {
@@ -63,6 +65,23 @@ void WindowDirectory::forget_offered(uint32_t slot) {
 void WindowDirectory::add_own(const std::shared_ptr<Window>& window, std::vector<uint32_t> slots) {
   const std::lock_guard lock(mutex_);
   own_[window->id()] = {window, std::move(slots)};
+}
+
+void WindowDirectory::set_fence(uint64_t window, WindowFence fence) {
+  const std::lock_guard lock(fences_mutex_);
+  fences_.erase(window);
+  if (fence) fences_[window] = std::move(fence);
+}
+
+bool WindowDirectory::has_fence(uint64_t window) const {
+  const std::lock_guard lock(fences_mutex_);
+  return fences_.contains(window);
+}
+
+mep_result_t WindowDirectory::fence(uint32_t slot, uint64_t incarnation) const {
+  const std::lock_guard lock(fences_mutex_);
+  for (const auto& [window, fence] : fences_) MEP_TRY(fence(slot, incarnation));
+  return MEP_SUCCESS;
 }
 
 void WindowDirectory::remove_own(uint64_t window) {

@@ -20,6 +20,9 @@
 
 namespace mep {
 
+// Afterwards nothing of the process in the slot lands in the window.
+using WindowFence = std::function<mep_result_t(uint32_t slot, uint64_t incarnation)>;
+
 struct WindowOffer {
   uint64_t incarnation = 0;
   uint64_t bytes = 0;
@@ -62,6 +65,12 @@ class WindowDirectory {
   // Own windows that peers may use, for renewal and for joiners.
   void add_own(const std::shared_ptr<Window>& window, std::vector<uint32_t> slots);
   void remove_own(uint64_t window);
+  // Before add_own(). The window keeps its pages: fence() stops a process that could write there. Empty: none any more,
+  // and none is being called.
+  void set_fence(uint64_t window, WindowFence fence);
+  bool has_fence(uint64_t window) const;
+  // Control thread: by all fences.
+  [[nodiscard]] mep_result_t fence(uint32_t slot, uint64_t incarnation) const;
   std::vector<std::shared_ptr<Window>> own() const;
   // Those that are shared with `slot`.
   std::vector<std::shared_ptr<Window>> own_for(uint32_t slot) const;
@@ -83,7 +92,9 @@ class WindowDirectory {
     }
   };
 
-  mutable std::mutex mutex_;
+  mutable std::mutex fences_mutex_;  // of fences_, also during a call; before other locks
+  std::map<uint64_t, WindowFence> fences_;
+  mutable std::mutex mutex_;  // of what follows
   std::condition_variable changed_;
   std::map<std::pair<uint32_t, uint64_t>, WindowOffer> offers_;
   std::set<uint32_t> offered_;  // slots

@@ -425,10 +425,17 @@ bool WorldWindows::has_pages(uint32_t slot, const Window& window,
   return window.id() == kWorldWindowId || is_imported(slot, window.id());
 }
 
+void WorldWindows::fence(uint32_t slot, uint64_t incarnation) const {
+  if (directory_.fence(slot, incarnation) == MEP_SUCCESS) return;
+  log(LogLevel::kError, "cannot fence rank %u out of a window: %s", slot, last_error_text());
+  // It could go on writing there, so this rank must not agree.
+  throw std::bad_alloc();
+}
+
 void WorldWindows::renew(uint32_t excluded, const membership::SlotSet& joiners,
                          AwaitedWindows* awaited, membership::SlotSet* unreached) {
   for (const std::shared_ptr<Window>& window : directory_.own()) {
-    if (!has_pages(excluded, *window, joiners)) continue;
+    if (!has_pages(excluded, *window, joiners) || directory_.has_fence(window->id())) continue;
     hold_network(true);
     const mep_result_t renewed = window->renew();
     hold_network(false);

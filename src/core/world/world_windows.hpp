@@ -64,6 +64,8 @@ class WorldWindows {
   void set_note(uint64_t id, uint32_t slot, std::vector<std::byte> note) {
     directory_.set_note(id, slot, std::move(note));
   }
+  // Before the window is offered: see WindowDirectory::set_fence().
+  void set_fence(uint64_t id, WindowFence fence) { directory_.set_fence(id, std::move(fence)); }
   // Waits for the note that came with the window that the process in the slot offered. Errors as those of receive().
   [[nodiscard]] mep_result_t await_note(uint32_t slot, uint64_t incarnation, uint64_t id,
                                         const Deadline& deadline, std::vector<std::byte>* note);
@@ -113,7 +115,9 @@ class WorldWindows {
   void offer_all(uint32_t slot, membership::SlotSet* unreached);
   // Unmaps all that is left of an earlier incarnation in the slot.
   void forget_peer(uint32_t slot);
-  // New pages for every own window that `excluded` could write; offers them to everybody else who has the old ones:
+  // The process writes no more to windows that have a fence. Throws std::bad_alloc if it may.
+  void fence(uint32_t slot, uint64_t incarnation) const;
+  // New pages for every other own window that `excluded` could write; offers them to everybody else who has the old ones:
   // members, and joiners that offer_all() was called for. Throws std::bad_alloc if there are none. `unreached`:
   // peers that could not be told.
   void renew(uint32_t excluded, const membership::SlotSet& joiners, AwaitedWindows* awaited,

@@ -87,7 +87,12 @@ class AdapterPair final : public NicPair {
                                told.has_gid != 0, told.gid,       told.mac};
     {
       const std::lock_guard lock(adapter_->mutex());
-      MEP_TRY(pair_->connect(address, adapter_->port().path));
+      const mep_result_t connected = pair_->connect(address, adapter_->port().path);
+      if (connected != MEP_SUCCESS) {
+        has_failed_ = 1;
+        pair_.reset();  // it may receive already
+        return connected;
+      }
     }
     queue->window_base = told.window_base;
     queue->window_key = told.window_key;
@@ -114,13 +119,16 @@ class AdapterPair final : public NicPair {
     }
   }
 
-  void fail() override {
+  mep_result_t fail() override {
     // It says everything itself and orders nothing.
     __atomic_store_n(&has_failed_, 1, __ATOMIC_RELAXED);
     const std::lock_guard lock(adapter_->mutex());
-    if (pair_->fail() == MEP_SUCCESS) return;
-    log(LogLevel::kError, "queue pair %u cannot be stopped: %s", queue_.queue_pair,
-        last_error_text());
+    const mep_result_t failed = pair_->fail();
+    if (failed != MEP_SUCCESS) {
+      log(LogLevel::kError, "queue pair %u cannot be stopped: %s", queue_.queue_pair,
+          last_error_text());
+    }
+    return failed;
   }
 
  private:

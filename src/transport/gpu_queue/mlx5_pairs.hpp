@@ -1,5 +1,5 @@
-// Pairs that an mlx5 adapter executes: see mlx5_queue.hpp. Tests alone make them. A window has to keep its pages: after
-// Window::renew() the adapter writes to those that it has registered.
+// Pairs that an mlx5 adapter executes: see mlx5_queue.hpp. Tests alone make them. The window keeps its pages, which the
+// adapter has registered.
 #pragma once
 
 #include <memory>

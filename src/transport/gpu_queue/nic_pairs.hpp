@@ -41,12 +41,13 @@ class NicPair {
 
   // For the peer's end, which needs it to connect; empty where NicPairs::tells() is false. The same until the pair ends.
   virtual std::vector<std::byte> address() const = 0;
-  // Once. Sets the key and the base of the peer's window. After an error the pair can only end.
+  // Once. Sets the key and the base of the peer's window. After an error the pair can only end, and its peer does not
+  // write.
   [[nodiscard]] virtual mep_result_t connect(const PeerEnd& peer, Queue* queue) = 0;
   // Posters have ended and post no more. Also ends by an error, and by fail().
   virtual void finish() = 0;
-  // Any thread, but not during connect(); once, after it.
-  virtual void fail() = 0;
+  // Any thread, but not during connect(); once, after it. After success its peer writes to the window no more.
+  virtual mep_result_t fail() = 0;
 };
 
 class NicPairs {
@@ -68,7 +69,8 @@ class NicPairs {
 
   // A ring, and what else posters and the NIC share.
   virtual size_t bytes_of(uint32_t entries) const = 0;
-  // Whether pairs connect by addresses that their peers give.
+  // Whether pairs connect by addresses that their peers give. Then peers write to the window by pairs that are connected
+  // here, and in no other way.
   virtual bool tells() const = 0;
   // Once, before the first pair; the memory outlives this object.
   [[nodiscard]] virtual mep_result_t open(const Memory& memory) = 0;

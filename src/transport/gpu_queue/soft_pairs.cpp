@@ -35,7 +35,7 @@ class SoftPair final : public NicPair {
                       memory.source, true}};
   }
   ~SoftPair() override {
-    if (is_served_) fail();
+    if (is_served_) (void)fail();
   }
   SoftPair(const SoftPair&) = delete;
   SoftPair& operator=(const SoftPair&) = delete;
@@ -46,9 +46,9 @@ class SoftPair final : public NicPair {
     return guarded([&] { return serve(peer, queue); });
   }
   void finish() override { nic_->finish_queue(wiring_.queue_pair); }
-  void fail() override {
+  mep_result_t fail() override {
     is_served_ = false;
-    (void)nic_->remove_queue(wiring_.queue_pair);
+    return nic_->remove_queue(wiring_.queue_pair);
   }
 
  private:
