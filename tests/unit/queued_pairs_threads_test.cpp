@@ -378,8 +378,8 @@ void reach_joiner(Pairs* pairs, Report& report) {
   });
 }
 
-// `is_ready`: it has made other pairs before the joiner comes.
-void be_a_member(mep_comm_t comm, bool is_ready, Report& report) {
+// `is_ready`: it has made other pairs before the joiner comes. Counts itself in *prepared once the joiner may come.
+void be_a_member(mep_comm_t comm, bool is_ready, std::atomic<int>* prepared, Report& report) {
   const auto rank = static_cast<uint32_t>(comm->comm->rank());
   RankNic nic(rank, report);
   COLL_OK(report, nic.start());
@@ -397,6 +397,7 @@ void be_a_member(mep_comm_t comm, bool is_ready, Report& report) {
   }
   COLL_EXPECT(report, MEP_ERR_PEER_FAILED, mep_barrier(comm, nullptr));
   keeper.reset();
+  prepared->fetch_add(1);
   if (is_ready) COLL_OK(report, pairs.reach(*comm->comm->latest_view()));
   const auto lost = static_cast<int32_t>(kLost);
   int32_t admitted = 0;
@@ -421,7 +422,7 @@ void replace_a_rank(const Way& way, bool is_ready) {
   const FabricScope fabric(way);
   const std::string job = new_job_name();
   Report report;
-  std::atomic<int> lost{0};
+  std::atomic<int> prepared{0};
   on_threads(kLost + 2, [&](int number) {
     const bool joins = number == kLost + 1;
     mep_comm_config_t config = patient_config(MEP_COMM_SET_RANK);
@@ -430,12 +431,12 @@ void replace_a_rank(const Way& way, bool is_ready) {
     config.rank = joins ? number - 1 : number;
     config.size = joins ? 0 : static_cast<int32_t>(kLost + 1);
     mep_comm_t comm = nullptr;
-    if (joins) (void)wait_until(report, "the loss", [&] { return lost.load() != 0; });
+    if (joins) (void)wait_until(report, "the loss", [&] { return prepared == kLost + 1; });
     COLL_OK(report, joins ? mep_comm_join(&config, &comm) : mep_comm_init(&config, &comm));
     if (comm == nullptr) return;
-    joins ? join(comm, report) : be_a_member(comm, is_ready, report);
+    joins ? join(comm, report) : be_a_member(comm, is_ready, &prepared, report);
     COLL_OK(report, mep_comm_destroy(comm));
-    if (number == kLost) lost = 1;
+    if (number == kLost) prepared.fetch_add(1);
   });
   report.require_clean();
 }
