@@ -67,6 +67,7 @@ struct Choice {
 
 constexpr Choice kChoices[] = {
     {"MEP_CUDA_REACH", {"auto", "host", "queues", "mixed"}},
+    {"MEP_GPU_QUEUES", {"host", "adapter"}},
     {"MEP_SIMD", {"portable", "avx2", "avx512"}},
     {"MEP_LOG", {"error", "warn", "info", "debug"}},
 };
@@ -191,6 +192,9 @@ constexpr EnvVariable kTable[] = {
     {"MEP_CUDA_REACH", "auto",
      "host: no GPU maps another's memory, windows lie in pinned memory of the host; queues: "
      "GPUs post to queues; mixed: even and odd ranks post to queues of each other, for tests"},
+    {"MEP_GPU_QUEUES", "host",
+     "who executes the queues that GPUs post to, alike on all ranks: host, a thread of the "
+     "library; adapter, a ConnectX adapter: no adapter has done it yet, a model has"},
     {"MEP_NUM_SMS", "",
      "blocks of a kernel on GPUs at most, the least that any rank says; default: no limit"},
     {"MEP_SIMD", "", "portable, avx2 or avx512: at most this instruction set; default the CPU's"},

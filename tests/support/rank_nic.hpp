@@ -23,8 +23,8 @@ inline mep::test::ModelFabric*& model_fabric() {
 
 class RankNic {
  public:
-  // No two of a fabric have the same number.
-  RankNic(uint32_t number, Report& report) : report_(report) {
+  // No two of a fabric have the same number. A thread rings the adapters with odd numbers.
+  RankNic(uint32_t number, Report& report) : report_(report), has_carrier_(number % 2 == 1) {
     if (model_fabric() == nullptr) return;
     mep::test::ModelPort port;
     port.is_ethernet = true;
@@ -41,7 +41,8 @@ class RankNic {
 
   mep_result_t start() {
     if (firmware_ == nullptr) return soft_.start();
-    return mep::gpu_queue::mlx5::Adapter::open(*firmware_, &adapter_);
+    if (has_carrier_) COLL_OK(report_, carrier_.start());
+    return mep::gpu_queue::mlx5::Adapter::open(*firmware_, "model", &adapter_);
   }
   // Its queues end.
   void stop() {
@@ -61,7 +62,8 @@ class RankNic {
   }
   std::unique_ptr<mep::gpu_queue::NicPairs> pairs() {
     if (firmware_ == nullptr) return std::make_unique<mep::gpu_queue::SoftPairs>(&soft_);
-    return std::make_unique<mep::gpu_queue::mlx5::AdapterPairs>(adapter_.get());
+    return std::make_unique<mep::gpu_queue::mlx5::AdapterPairs>(adapter_.get(),
+                                                                has_carrier_ ? &carrier_ : nullptr);
   }
 
  private:
@@ -69,6 +71,8 @@ class RankNic {
   mep::gpu_queue::SoftNic soft_;
   std::unique_ptr<mep::test::Firmware> firmware_;
   std::unique_ptr<mep::gpu_queue::mlx5::Adapter> adapter_;
+  const bool has_carrier_;
+  mep::gpu_queue::DoorbellCarrier carrier_;
 };
 
 }  // namespace mep_test

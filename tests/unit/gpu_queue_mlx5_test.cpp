@@ -341,7 +341,7 @@ void wrong_arguments(void**) {
 // The pairs of an object that has the memory of an end.
 struct OnePair {
   explicit OnePair(End* end) {
-    assert_int_equal(m::Adapter::open(end->firmware, &adapter), MEP_SUCCESS);
+    assert_int_equal(m::Adapter::open(end->firmware, "model", &adapter), MEP_SUCCESS);
     pairs = std::make_unique<m::AdapterPairs>(adapter.get());
     auto* window = reinterpret_cast<std::byte*>(end->target.data());
     auto* source = reinterpret_cast<std::byte*>(end->source.data());

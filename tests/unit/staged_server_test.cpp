@@ -100,6 +100,16 @@ void setting_is_checked(void**) {
     assert_true(mep::group_of(groups, 3).empty());  // nobody else is there
   }
   mep::ReachFacts facts;
+  setenv("MEP_GPU_QUEUES", "adapter", 1);
+  assert_int_equal(mep::read_reach_setting(0, &facts), MEP_SUCCESS);
+  const std::vector<mep::ReachFacts> all{facts, facts, {}};
+  const std::vector<uint32_t> places{0, 2, 5};
+  assert_int_equal(mep::check_queues({all.data(), 2}, places), MEP_SUCCESS);
+  assert_int_equal(mep::check_queues(all, places), MEP_ERR_MISMATCH);
+  assert_non_null(std::strstr(mep::last_error_text(), "ranks 0 and 5"));
+  setenv("MEP_GPU_QUEUES", "nic", 1);
+  assert_int_equal(mep::read_reach_setting(0, &facts), MEP_ERR_INVALID_ARGUMENT);
+  unsetenv("MEP_GPU_QUEUES");
   setenv("MEP_CUDA_REACH", "hosts", 1);
   assert_int_equal(mep::read_reach_setting(0, &facts), MEP_ERR_INVALID_ARGUMENT);
   assert_non_null(std::strstr(mep::last_error_text(), "MEP_CUDA_REACH=hosts"));

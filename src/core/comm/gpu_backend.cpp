@@ -27,6 +27,10 @@ mep_result_t GpuBackend::free(void* memory, std::shared_ptr<const void>* kept) {
   return comm_.world().host_memory().free(memory, kept);
 }
 
+mep_result_t GpuBackend::make_pairs(std::unique_ptr<gpu_queue::NicPairs>*) {
+  return mep::fail(MEP_ERR_INTERNAL, "GPUs that are mapped have no queues; please report this");
+}
+
 mep_reach_t GpuBackend::reach_of(uint32_t rank) const {
   if (reach() == GpuReach::kDeviceWindows) return MEP_REACH_MAPPED;
   if (reach() == GpuReach::kHostWindows) return MEP_REACH_HOST;

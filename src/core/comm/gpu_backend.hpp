@@ -28,7 +28,7 @@ namespace device {
 struct DispatchLayout;
 }
 namespace gpu_queue {
-class SoftNic;
+class NicPairs;
 }
 
 // Something else with operations on the comm's streams, whose failures the comm tells.
@@ -65,8 +65,8 @@ class GpuBackend : public Backend {
   mep_reach_t reach_of(uint32_t rank) const override;
   // Frees memory that was allocated before the communicator had a GPU.
   mep_result_t free(void* memory, std::shared_ptr<const void>* kept) override;
-  // Serves queues to the peers' windows; null but for GpuReach::kQueues.
-  virtual gpu_queue::SoftNic* nic() { return nullptr; }
+  // With GpuReach::kQueues, for the queues of one object, which this outlives.
+  [[nodiscard]] virtual mep_result_t make_pairs(std::unique_ptr<gpu_queue::NicPairs>* out);
   // With queues: by rank, whose GPU this one maps, which maps this one; empty: none.
   virtual std::vector<bool> mapped_ranks() const { return {}; }
   // Second step of making it, after all ranks of this process have done the first: peers' windows.

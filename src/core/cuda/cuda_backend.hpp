@@ -23,6 +23,7 @@ struct GpuDescription {
   uint64_t window_bytes = 0;
   // Queues:
   uint64_t stream_epoch = 0;  // of the comm that carries collectives
+  uint64_t uses_adapter = 0;
 
   // Behind it, with queues, the numbers of the ranks' groups: see groups_of().
   void encode(std::span<const uint64_t> groups, std::vector<std::byte>* out) const;

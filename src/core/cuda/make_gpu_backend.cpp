@@ -127,21 +127,19 @@ mep_result_t find_groups(Comm& comm, int32_t device, const Facts& facts,
 }
 
 mep_result_t make_staged(Comm& comm, const GpuPlace& place, std::vector<uint64_t> groups,
-                         std::unique_ptr<GpuBackend>* out) {
+                         bool uses_adapter, std::unique_ptr<GpuBackend>* out) {
   groups.resize(comm.size());
-  auto staged = std::make_unique<StagedComm>(comm, place, std::move(groups));
+  auto staged = std::make_unique<StagedComm>(comm, place, std::move(groups), uses_adapter);
   MEP_TRY(staged->open());
   *out = std::move(staged);
   return MEP_SUCCESS;
 }
 
 // Members map the place of the rank, or do not, and that is what it has come to.
-mep_result_t check_group(const Comm& comm, int32_t device, const std::vector<uint64_t>& groups) {
+mep_result_t check_group(const Comm& comm, const ReachFacts& own,
+                         const std::vector<uint64_t>& groups) {
   const uint64_t wanted = groups[comm.rank()];
-  if (wanted == 0) return MEP_SUCCESS;
-  ReachFacts own;
-  MEP_TRY(facts_of(comm, comm.rank(), device, &own));
-  if (group_number(own) == wanted) return MEP_SUCCESS;
+  if (wanted == 0 || group_number(own) == wanted) return MEP_SUCCESS;
   return fail(MEP_ERR_MISMATCH,
               "other ranks of its host map the GPU of rank %u of comm %s: a replacement has to run "
               "on the host of the one that it replaces, with the same MEP_CUDA_REACH",
@@ -164,10 +162,16 @@ mep_result_t join_mapped(Comm& comm, const GpuPlace& place, const GpuDescription
 mep_result_t join_staged(Comm& comm, const GpuPlace& place, const GpuDescription& about,
                          std::vector<uint64_t> groups, const Deadline& deadline,
                          std::unique_ptr<GpuBackend>* out) {
-  MEP_TRY(check_group(comm, place.device, groups));
+  ReachFacts facts;
+  MEP_TRY(facts_of(comm, comm.rank(), place.device, &facts));
+  MEP_TRY(check_group(comm, facts, groups));
+  if (facts.uses_adapter != about.uses_adapter) {
+    return fail(MEP_ERR_MISMATCH, "the other ranks of comm %s have MEP_GPU_QUEUES=%s, rank %u not",
+                comm.name().c_str(), about.uses_adapter != 0 ? "adapter" : "host", comm.rank());
+  }
   GpuPlace own = place;
   own.most_blocks = static_cast<uint32_t>(about.most_blocks);
-  auto joined = std::make_unique<StagedComm>(comm, own, std::move(groups));
+  auto joined = std::make_unique<StagedComm>(comm, own, std::move(groups), facts.uses_adapter != 0);
   MEP_TRY(joined->join(about.stream_epoch, deadline));
   *out = std::move(joined);
   return MEP_SUCCESS;
@@ -254,6 +258,7 @@ mep_result_t make_gpu_backend(Comm& comm, const GpuPlace& place,
     level = LogLevel::kWarn;  // nobody asked for something slower
     choice.why = why;
   }
+  MEP_TRY(check_queues(facts.of, facts.ranks));
   std::vector<uint64_t> groups;
   std::string why;
   MEP_TRY(find_groups(comm, own.device, facts, made_together, &groups, &why));
@@ -263,7 +268,7 @@ mep_result_t make_gpu_backend(Comm& comm, const GpuPlace& place,
   }
   tell(level, group_of(groups, comm.rank()).empty() ? "GPUs post to queues"
                                                     : "GPUs map some peers and post to queues");
-  return make_staged(comm, own, std::move(groups), out);
+  return make_staged(comm, own, std::move(groups), facts.of[0].uses_adapter != 0, out);
 }
 
 mep_result_t join_gpu_backend(Comm& comm, const GpuPlace& place,

@@ -28,12 +28,14 @@ mep_result_t StagedChannel::open(int32_t device) {
   return PinnedMemory::create(sizeof(device::StageMailbox), &mailbox_memory);
 }
 
-StagedComm::StagedComm(Comm& comm, const GpuPlace& place, std::vector<uint64_t> groups)
+StagedComm::StagedComm(Comm& comm, const GpuPlace& place, std::vector<uint64_t> groups,
+                       bool uses_adapter)
     : CudaBackend(backends::kStaged, comm, place),
       device_(place.device),
       name_(comm.name() + "#device"),
       groups_(std::move(groups)),
-      mapped_(group_of(groups_, comm.rank())) {}
+      mapped_(group_of(groups_, comm.rank())),
+      uses_adapter_(uses_adapter) {}
 
 StagedComm::~StagedComm() {
   stop_watcher();
@@ -76,7 +78,7 @@ mep_result_t StagedComm::open_memory() {
   MEP_TRY(stream_->open());
   MEP_TRY(PinnedMemory::create(kStagingBytes, &staging_));
   MEP_TRY(open_records());
-  MEP_TRY(nic_.start());
+  MEP_TRY(nic_.start(uses_adapter_, static_cast<int32_t>(comm_.rank())));
   // Its id follows from the comm's, which does not change when that is renamed.
   stream_comm_ = std::make_unique<Comm>(comm_.world_ptr(), comm_.name() + "#stream", comm_.slots(),
                                         (comm_.id() ^ 0x73747265616d0000u) | 1);
@@ -137,6 +139,7 @@ void StagedComm::describe_object(std::vector<std::byte>* out) const {
   GpuDescription about;
   about.reach = static_cast<uint64_t>(reach());
   about.most_blocks = place().most_blocks;
+  about.uses_adapter = uses_adapter_ ? 1 : 0;
   about.stream_epoch = stream_comm_->latest_view()->epoch;
   about.encode(groups_, out);
 }

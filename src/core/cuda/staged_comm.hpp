@@ -18,13 +18,13 @@
 #include "core/comm/comm.hpp"
 #include "core/comm/view_participant.hpp"
 #include "core/cuda/cuda_backend.hpp"
+#include "core/queued/queue_nic.hpp"
 #include "core/staged/stage_plan.hpp"
 #include "core/staged/stage_server.hpp"
 #include "core/staged/staged_counted.hpp"
 #include "core/staged/staged_messages.hpp"
 #include "kernels/cuda/coll/stage_kernels.hpp"
 #include "transport/cuda/device_memory.hpp"
-#include "transport/gpu_queue/soft_nic.hpp"
 
 namespace mep {
 
@@ -43,8 +43,8 @@ struct StagedChannel {
 
 class StagedComm : public CudaBackend, public ViewParticipant {
  public:
-  // groups: by rank, see groups_of().
-  StagedComm(Comm& comm, const GpuPlace& place, std::vector<uint64_t> groups);
+  // groups: by rank, see groups_of(). uses_adapter: see QueueNic.
+  StagedComm(Comm& comm, const GpuPlace& place, std::vector<uint64_t> groups, bool uses_adapter);
   ~StagedComm() override;
   StagedComm(const StagedComm&) = delete;
   StagedComm& operator=(const StagedComm&) = delete;
@@ -70,7 +70,9 @@ class StagedComm : public CudaBackend, public ViewParticipant {
   mep_result_t meet_joiners(const Deadline& deadline) override {
     return meet_joiners_of_parts(deadline);
   }
-  gpu_queue::SoftNic* nic() override { return &nic_; }
+  mep_result_t make_pairs(std::unique_ptr<gpu_queue::NicPairs>* out) override {
+    return nic_.make_pairs(out);
+  }
 
   // --- The control thread (ViewParticipant): joiners learn of it; the comm that carries collectives meets views itself ---
   void describe(std::vector<membership::ChannelState>*) const override {}
@@ -99,6 +101,7 @@ class StagedComm : public CudaBackend, public ViewParticipant {
   const std::string name_;
   const std::vector<uint64_t> groups_;
   const std::vector<bool> mapped_;
+  const bool uses_adapter_;
   std::unique_ptr<StagedMessages> messages_;  // what stream_comm_ has under way is in it
   std::unique_ptr<StagedCounted> counted_;
   std::unique_ptr<Comm> stream_comm_;
@@ -107,7 +110,7 @@ class StagedComm : public CudaBackend, public ViewParticipant {
   DeviceEvent last_;  // behind the latest operation
   std::shared_ptr<PinnedMemory> staging_;
   StageServer server_;
-  gpu_queue::SoftNic nic_;
+  QueueNic nic_;
   bool is_client_ = false;
 };
 

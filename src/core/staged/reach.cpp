@@ -23,6 +23,9 @@ constexpr ReachSetting kSettings[] = {
     {"mixed", GpuReach::kQueues, 2},
 };
 
+constexpr const char* kHostQueues = "host";
+constexpr const char* kAdapterQueues = "adapter";
+
 const char* setting_of(const ReachFacts& facts) {
   const char* name = "?";
   for (const ReachSetting& setting : kSettings) {
@@ -95,11 +98,28 @@ uint32_t most_blocks_of(std::span<const ReachFacts> facts) {
   return static_cast<uint32_t>(least);
 }
 
+mep_result_t check_queues(std::span<const ReachFacts> facts, std::span<const uint32_t> ranks) {
+  for (size_t i = 1; i < facts.size(); ++i) {
+    if (facts[i].uses_adapter == facts[0].uses_adapter) continue;
+    return fail(MEP_ERR_MISMATCH,
+                "ranks %u and %u have different MEP_GPU_QUEUES: set it alike on all ranks",
+                ranks[0], ranks[i]);
+  }
+  return MEP_SUCCESS;
+}
+
 mep_result_t read_reach_setting(uint32_t rank, ReachFacts* facts) {
   std::string value;
   bool is_set = false;
   MEP_TRY(env_string("MEP_CUDA_REACH", &value, &is_set));
   if (!is_set) value = kSettings[0].name;
+  std::string queues;
+  MEP_TRY(env_string("MEP_GPU_QUEUES", &queues, &is_set));
+  facts->uses_adapter = queues == kAdapterQueues ? 1 : 0;
+  if (is_set && queues != kAdapterQueues && queues != kHostQueues) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "MEP_GPU_QUEUES=%.64s: it is host or adapter",
+                queues.c_str());
+  }
   for (const ReachSetting& setting : kSettings) {
     if (value != setting.name) continue;
     facts->least = static_cast<uint64_t>(setting.least);

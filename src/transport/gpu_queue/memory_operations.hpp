@@ -142,6 +142,12 @@ struct SystemMemory {
     __atomic_store_n(doorbell, value, __ATOMIC_RELEASE);
 #endif
   }
+  // By a thread of the host: the doorbell that was rung since the last call; 0: none. Sees the record and the requests before it.
+  static uint64_t take_doorbell(uint64_t* word) {
+    // Relaxed: the exchange looks again.
+    if (__atomic_load_n(word, __ATOMIC_RELAXED) == 0) return 0;
+    return __atomic_exchange_n(word, 0, __ATOMIC_ACQUIRE);
+  }
   // Sees what the NIC did before it wrote the word: the rest of the completion, and that it reads requests and their
   // local memory no more.
   MEP_HOST_DEVICE static Big32 load_completion(const Big32* word) {

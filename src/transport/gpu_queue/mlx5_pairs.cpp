@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cstring>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -13,6 +14,7 @@
 namespace mep::gpu_queue::mlx5 {
 namespace {
 
+constexpr uint64_t kWordInRecordPage = 64;      // which a carrier takes doorbells from
 constexpr uint64_t kFinishNs = 60'000'000'000;  // longer than the adapter tries to reach a peer
 
 // A pair tells it to its peer.
@@ -41,6 +43,13 @@ mep_result_t random_psn(uint32_t* psn) {
   return MEP_SUCCESS;
 }
 
+// The same error, which says whose it is.
+mep_result_t named(const std::string& name, mep_result_t result) {
+  if (result == MEP_SUCCESS) return result;
+  const std::string why = last_error_text();
+  return fail(result, "HCA %s: %s", name.c_str(), why.c_str());
+}
+
 class AdapterPair final : public NicPair {
  public:
   AdapterPair(Adapter* adapter, std::unique_ptr<SendQueuePair> pair, const Queue& queue,
@@ -60,12 +69,16 @@ class AdapterPair final : public NicPair {
              adapter->capabilities().is_ethernet,
              Told::kVersion};
   }
-  ~AdapterPair() override {
-    const std::lock_guard lock(adapter_->mutex());
-    pair_.reset();
-  }
+  ~AdapterPair() override { end(); }
   AdapterPair(const AdapterPair&) = delete;
   AdapterPair& operator=(const AdapterPair&) = delete;
+
+  // Posters ring its queue's doorbell, a word that is 0 now.
+  mep_result_t be_rung_by(DoorbellCarrier* carrier) {
+    MEP_TRY(carrier->add(queue_.doorbell, pair_->doorbell()));
+    carrier_ = carrier;
+    return MEP_SUCCESS;
+  }
 
   std::vector<std::byte> address() const override {
     const auto bytes = std::as_bytes(std::span(&told_, 1));
@@ -85,14 +98,15 @@ class AdapterPair final : public NicPair {
     }
     const QueueAddress address{told.queue_pair,   told.first_psn, told.mtu, told.lid,
                                told.has_gid != 0, told.gid,       told.mac};
+    mep_result_t connected = MEP_SUCCESS;
     {
       const std::lock_guard lock(adapter_->mutex());
-      const mep_result_t connected = pair_->connect(address, adapter_->port().path);
-      if (connected != MEP_SUCCESS) {
-        has_failed_ = 1;
-        pair_.reset();  // it may receive already
-        return connected;
-      }
+      connected = pair_->connect(address, adapter_->port().path);
+    }
+    if (connected != MEP_SUCCESS) {
+      has_failed_ = 1;
+      end();  // it may receive already
+      return named(adapter_->name(), connected);
     }
     queue->window_base = told.window_base;
     queue->window_key = told.window_key;
@@ -132,11 +146,17 @@ class AdapterPair final : public NicPair {
   }
 
  private:
+  void end() {
+    if (carrier_ != nullptr) carrier_->remove(queue_.doorbell);
+    const std::lock_guard lock(adapter_->mutex());
+    pair_.reset();
+  }
   static const char* name_of_link(const Told& told) {
     return told.is_ethernet != 0 ? "Ethernet" : "InfiniBand";
   }
 
   Adapter* const adapter_;
+  DoorbellCarrier* carrier_ = nullptr;
   std::unique_ptr<SendQueuePair> pair_;
   Told told_;
   Queue queue_;                  // for finish()
@@ -146,13 +166,14 @@ class AdapterPair final : public NicPair {
 
 }  // namespace
 
-mep_result_t Adapter::open(Device& device, std::unique_ptr<Adapter>* out) {
-  std::unique_ptr<Adapter> made(new (std::nothrow) Adapter(device));
-  if (made == nullptr) return fail(MEP_ERR_NO_MEMORY, "no memory for an adapter");
-  MEP_TRY(read_capabilities(device, &made->capabilities_));
-  MEP_TRY(device.find_port(&made->port_));
-  *out = std::move(made);
-  return MEP_SUCCESS;
+mep_result_t Adapter::open(Device& device, const std::string& name, std::unique_ptr<Adapter>* out) {
+  return guarded([&]() -> mep_result_t {
+    std::unique_ptr<Adapter> made(new Adapter(device, name));
+    MEP_TRY(read_capabilities(device, &made->capabilities_));
+    MEP_TRY(device.find_port(&made->port_));
+    *out = std::move(made);
+    return MEP_SUCCESS;
+  });
 }
 
 AdapterPairs::~AdapterPairs() {
@@ -163,10 +184,24 @@ AdapterPairs::~AdapterPairs() {
 
 mep_result_t AdapterPairs::open(const Memory& memory) {
   memory_ = memory;
+  return named(adapter_->name(), register_memory(memory));
+}
+
+mep_result_t AdapterPairs::register_memory(const Memory& memory) {
   const std::lock_guard lock(adapter_->mutex());
   Device& device = adapter_->device();
   MEP_TRY(device.register_memory(memory.window, memory.window_bytes, &window_));
   return device.register_memory(memory.source, memory.source_bytes, &source_);
+}
+
+mep_result_t AdapterPairs::create(const Ring& ring, std::unique_ptr<SendQueuePair>* out) {
+  SendQueuePair::Options options;
+  options.entries = ring.entries;
+  options.mtu = adapter_->port().address.mtu;
+  options.memory = {ring.memory, QueueLayout(ring.entries).bytes, -1};
+  MEP_TRY(random_psn(&options.first_psn));
+  const std::lock_guard lock(adapter_->mutex());
+  return SendQueuePair::create(adapter_->device(), adapter_->capabilities(), options, out);
 }
 
 mep_result_t AdapterPairs::make(const Ring& ring, Queue* queue, std::unique_ptr<NicPair>* out) {
@@ -177,20 +212,19 @@ mep_result_t AdapterPairs::make(const Ring& ring, Queue* queue, std::unique_ptr<
   queue->entries = ring.entries;
   queue->source_key = source_->local_key();
   make_empty(queue, reinterpret_cast<CompletionEntry*>(ring.memory + layout.completion), 0);
-  SendQueuePair::Options options;
-  options.entries = ring.entries;
-  options.mtu = adapter_->port().address.mtu;
-  options.memory = {ring.memory, layout.bytes, -1};
-  MEP_TRY(random_psn(&options.first_psn));
-  const std::lock_guard lock(adapter_->mutex());
   std::unique_ptr<SendQueuePair> pair;
-  MEP_TRY(SendQueuePair::create(adapter_->device(), adapter_->capabilities(), options, &pair));
+  MEP_TRY(named(adapter_->name(), create(ring, &pair)));
   queue->queue_pair = pair->number();
   queue->doorbell = pair->doorbell();
+  if (carrier_ != nullptr) {
+    queue->doorbell = reinterpret_cast<uint64_t*>(ring.memory + layout.record + kWordInRecordPage);
+  }
   return guarded([&] {
-    *out =
+    auto made =
         std::make_unique<AdapterPair>(adapter_, std::move(pair), *queue, *window_, memory_.window);
-    return MEP_SUCCESS;
+    if (carrier_ != nullptr) MEP_TRY(made->be_rung_by(carrier_));
+    *out = std::move(made);
+    return mep_result_t{MEP_SUCCESS};
   });
 }
 

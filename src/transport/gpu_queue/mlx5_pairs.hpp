@@ -1,10 +1,11 @@
-// Pairs that an mlx5 adapter executes: see mlx5_queue.hpp. Tests alone make them. The window keeps its pages, which the
-// adapter has registered.
+// Pairs that an mlx5 adapter executes: see mlx5_queue.hpp. The window keeps its pages, which the adapter has registered.
 #pragma once
 
 #include <memory>
 #include <mutex>
+#include <string>
 
+#include "transport/gpu_queue/doorbell_carrier.hpp"
 #include "transport/gpu_queue/mlx5_queue.hpp"
 #include "transport/gpu_queue/nic_pairs.hpp"
 
@@ -13,19 +14,22 @@ namespace mep::gpu_queue::mlx5 {
 // An open adapter, for the objects of any number of threads.
 class Adapter {
  public:
-  // The device outlives it.
-  [[nodiscard]] static mep_result_t open(Device& device, std::unique_ptr<Adapter>* out);
+  // The device outlives it. `name` is for error texts.
+  [[nodiscard]] static mep_result_t open(Device& device, const std::string& name,
+                                         std::unique_ptr<Adapter>* out);
 
   Device& device() const { return device_; }
   const Capabilities& capabilities() const { return capabilities_; }
   const Port& port() const { return port_; }
+  const std::string& name() const { return name_; }
   // Held during each call of the device and of its objects.
   std::mutex& mutex() { return mutex_; }
 
  private:
-  explicit Adapter(Device& device) : device_(device) {}
+  Adapter(Device& device, const std::string& name) : device_(device), name_(name) {}
 
   Device& device_;
+  const std::string name_;
   Capabilities capabilities_;
   Port port_;
   std::mutex mutex_;
@@ -33,8 +37,9 @@ class Adapter {
 
 class AdapterPairs final : public NicPairs {
  public:
-  // The adapter outlives it.
-  explicit AdapterPairs(Adapter* adapter) : adapter_(adapter) {}
+  // Both outlive it. Null: posters reach the adapter's doorbells.
+  explicit AdapterPairs(Adapter* adapter, DoorbellCarrier* carrier = nullptr)
+      : adapter_(adapter), carrier_(carrier) {}
   ~AdapterPairs() override;
   AdapterPairs(const AdapterPairs&) = delete;
   AdapterPairs& operator=(const AdapterPairs&) = delete;
@@ -46,7 +51,11 @@ class AdapterPairs final : public NicPairs {
                                   std::unique_ptr<NicPair>* out) override;
 
  private:
+  mep_result_t register_memory(const Memory& memory);
+  mep_result_t create(const Ring& ring, std::unique_ptr<SendQueuePair>* out);
+
   Adapter* const adapter_;
+  DoorbellCarrier* const carrier_;
   Memory memory_;
   std::unique_ptr<RegisteredMemory> window_;
   std::unique_ptr<RegisteredMemory> source_;

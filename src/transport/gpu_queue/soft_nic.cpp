@@ -3,19 +3,15 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <ctime>
 #include <utility>
 
-#include "base/clock.hpp"
 #include "base/guarded.hpp"
 #include "base/library_thread.hpp"
+#include "transport/gpu_queue/poll_pace.hpp"
 
 namespace mep::gpu_queue {
 namespace {
 
-constexpr uint64_t kEagerNs = 100'000;  // after work; then the thread pauses, or sleeps
-constexpr uint32_t kShortestPauseNs = 1'000;
-constexpr uint32_t kLongestPauseNs = 50'000;
 constexpr uint64_t kLongestSleepNs = 3600 * uint64_t{1'000'000'000};
 
 }  // namespace
@@ -125,22 +121,15 @@ void SoftNic::stop() {
 }
 
 void SoftNic::serve() {
-  uint64_t last_work = now_ns();
-  uint32_t pauses = 0;
+  PollPace pace;
   while (!stops_.load(std::memory_order_acquire)) {
     const Round round = serve_all();
-    const uint64_t now = now_ns();
     if (round.worked) {
-      last_work = now;
-      pauses = 0;
-    } else if (now - last_work < kEagerNs) {
-      sched_yield();
-    } else if (round.may_sleep) {
+      pace.note_work();
+    } else if (round.may_sleep && !pace.is_eager()) {
       sleep();
     } else {
-      const timespec pause{0, std::min(kShortestPauseNs << std::min(pauses, 16u), kLongestPauseNs)};
-      ++pauses;
-      nanosleep(&pause, nullptr);
+      pace.wait();
     }
     while (holders_.load(std::memory_order_relaxed) != 0) sched_yield();
   }

@@ -79,8 +79,9 @@ mep_result_t GpuBuffers::meet(RankValues* values) {
 // Kernels wait for those of the other ranks, so all blocks that may be there at one time must fit.
 mep_result_t GpuBuffers::choose_ctas() {
   uint32_t resident = 0;
-  MEP_TRY(check_cuda(device::ep_load_kernels(geometry_, backend_.nic() != nullptr, &resident),
-                     "loading the kernels of dispatch and combine"));
+  MEP_TRY(check_cuda(
+      device::ep_load_kernels(geometry_, backend_.reach() == GpuReach::kQueues, &resident),
+      "loading the kernels of dispatch and combine"));
   const uint32_t ranks = backend_.place().ranks_on_device;
   const uint32_t share = resident / (ranks * std::max(shape_.buffers, 1U));
   if (share == 0 || options_.num_sms > share) {
@@ -147,15 +148,17 @@ mep_result_t GpuBuffers::offer(const std::string& name, uint64_t window_seed) {
 
 // The memory that peers write: the window, or inboxes of queues and of mapped peers.
 mep_result_t GpuBuffers::offer_windows(Buffer* buffer) {
-  gpu_queue::SoftNic* nic = backend_.nic();
-  if (nic == nullptr) {
+  if (backend_.reach() != GpuReach::kQueues) {
     const bool on_host = backend_.reach() == GpuReach::kHostWindows;
     buffer->windows = std::make_shared<GpuWindows>(
         comm_, on_host ? WindowPlace::kHost : WindowPlace::kDevice, backend_.device(), buffer->id);
     return buffer->windows->offer(on_host ? geometry_.pushed_bytes : geometry_.window_bytes);
   }
   const std::vector<bool> mapped = backend_.mapped_ranks();
-  buffer->queued = std::make_unique<QueuedBuffer>(comm_.identity(), nic, mapped, geometry_);
+  std::unique_ptr<gpu_queue::NicPairs> nic;
+  MEP_TRY(backend_.make_pairs(&nic));
+  buffer->queued =
+      std::make_unique<QueuedBuffer>(comm_.identity(), std::move(nic), mapped, geometry_);
   MEP_TRY(buffer->queued->offer(backend_.device(), buffer->id));
   if (mapped.empty()) return MEP_SUCCESS;
   const uint64_t id = hash_bytes(buffer->id, "mapped", 6);

@@ -10,20 +10,19 @@
 #include "core/queued/queue_pairs.hpp"
 #include "kernels/cuda/ep/kernels.hpp"
 #include "transport/cuda/device_memory.hpp"
-#include "transport/gpu_queue/soft_pairs.hpp"
 
 namespace mep {
 
 class QueuedBuffer {
  public:
   // `mapped`: see QueuePairs.
-  QueuedBuffer(const CommIdentity& comm, gpu_queue::SoftNic* nic, std::vector<bool> mapped,
-               const device::EpGeometry& geometry)
+  QueuedBuffer(const CommIdentity& comm, std::unique_ptr<gpu_queue::NicPairs> nic,
+               std::vector<bool> mapped, const device::EpGeometry& geometry)
       : max_tokens_(geometry.sizes.max_tokens),
         window_bytes_(geometry.window_bytes),
         layout_(device::make_ep_queue_layout(geometry)),
         ranks_(geometry.sizes.ranks),
-        pairs_(comm, std::make_unique<gpu_queue::SoftPairs>(nic), std::move(mapped)) {}
+        pairs_(comm, std::move(nic), std::move(mapped)) {}
 
   [[nodiscard]] mep_result_t offer(int32_t device, uint64_t id);
   [[nodiscard]] mep_result_t connect(const CommView& view, const Deadline& deadline, void* stream);
