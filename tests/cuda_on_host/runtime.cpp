@@ -18,6 +18,7 @@ namespace cuda_on_host {
 namespace {
 
 constexpr size_t kAlignment = 512;  // of device memory
+constexpr size_t kPage = 4096;
 
 thread_local int thread_device = 0;
 std::atomic<uint64_t> started{0};  // a bit a device with a context
@@ -45,10 +46,10 @@ int number_from_environment(const char* name, int otherwise) {
 }
 
 // Plain heap memory, so that AddressSanitizer sees what kernels do beside it.
-void* allocate(size_t bytes, Memory memory) {
-  const size_t whole = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+void* allocate(size_t bytes, Memory memory, size_t alignment = kAlignment) {
+  const size_t whole = (bytes + alignment - 1) / alignment * alignment;
   // The end of the last line is not the caller's, yet aligned_alloc() wants whole lines: what lies there is not found.
-  void* address = std::aligned_alloc(kAlignment, whole == 0 ? kAlignment : whole);
+  void* address = std::aligned_alloc(alignment, whole == 0 ? alignment : whole);
   if (address != nullptr) note_memory(address, whole, memory);
   return address;
 }
@@ -234,7 +235,8 @@ cudaError_t cudaFree(void* address) {
   return cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** address, size_t bytes, unsigned int /*flags*/) {
-  *address = allocate(bytes, {cudaMemoryTypeHost, thread_device});
+  // On a page, as of a GPU: adapters share whole ones.
+  *address = allocate(bytes, {cudaMemoryTypeHost, thread_device}, kPage);
   return *address == nullptr ? failed(cudaErrorMemoryAllocation) : cudaSuccess;
 }
 cudaError_t cudaMallocHost(void** address, size_t bytes) {

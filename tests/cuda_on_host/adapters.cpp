@@ -1,0 +1,54 @@
+// Adapters beside the GPUs, one for each communicator of a rank: models of the firmware on one fabric. Ranks are threads.
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+#include "core/queued/queue_nic.hpp"
+#include "support/mlx5_firmware.hpp"
+
+namespace {
+
+// Never destroyed: its NIC may run when main() ends.
+mep::test::ModelFabric* fabric() {
+  static auto* const made = [] {
+    auto* fabric = new mep::test::ModelFabric;
+    fabric->waits_for_peers = true;
+    return fabric;
+  }();
+  return made;
+}
+
+std::atomic<uint32_t> opened{0};  // orders nothing
+
+// A program that is to have adapters has used some.
+void check_use() {
+  const char* setting = std::getenv("MEP_GPU_QUEUES");
+  if (setting == nullptr || std::string(setting) != "adapter" || opened != 0) return;
+  std::fprintf(stderr, "no adapter was opened\n");
+  std::_Exit(1);
+}
+
+mep_result_t open_model(int32_t /*rank*/, std::string* name,
+                        std::unique_ptr<mep::gpu_queue::mlx5::Device>* out) {
+  const uint32_t number = opened.fetch_add(1, std::memory_order_relaxed) + 1;
+  *name = "model" + std::to_string(number);
+  mep::test::ModelPort port;
+  port.is_ethernet = true;
+  for (uint32_t i = 0; i < sizeof number; ++i) {
+    port.gid[i] = port.mac[i] = static_cast<uint8_t>(number >> 8 * i);
+  }
+  port.gid[15] = 1;
+  // Queue pairs have 24 bits, and each adapter numbers of its own.
+  *out = std::make_unique<mep::test::Firmware>(fabric(), port, number << 12);
+  return MEP_SUCCESS;
+}
+
+[[maybe_unused]] const bool is_set = [] {
+  mep::adapter_opener() = open_model;
+  return std::atexit(check_use) == 0;
+}();
+
+}  // namespace
