@@ -126,7 +126,8 @@ static void configs(void** state) {
   REFUSED(MEP_ERR_INVALID_ARGUMENT, scale_type, 3);
   REFUSED(MEP_ERR_UNSUPPORTED, input_type, MEP_FLOAT64);
   REFUSED(MEP_ERR_UNSUPPORTED, wire_type, MEP_INT8);
-  REFUSED(MEP_ERR_UNSUPPORTED, wire_type, MEP_FLOAT16); /* neither the input's nor one with scales */
+  /* Neither the input's type nor one with scales. */
+  REFUSED(MEP_ERR_UNSUPPORTED, wire_type, MEP_FLOAT16);
   REFUSED(MEP_ERR_UNSUPPORTED, combine_type, MEP_INT32);
   REFUSED(MEP_ERR_UNSUPPORTED, input_type, 99);
   REFUSED(MEP_ERR_INVALID_ARGUMENT, flags, 1);

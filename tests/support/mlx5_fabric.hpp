@@ -72,7 +72,6 @@ class ModelFabric {
            to.mtu == from.mtu;
   }
 
-
   // Whether the peer of a pair is there and not connected yet.
   bool is_early_locked(uint32_t number) const {
     const auto found = pairs.find(pairs.at(number).remote_number);
@@ -133,7 +132,7 @@ class ModelWire final : public gpu_queue::Executor {
     }
     tries_ = 0;
     return allowed && !fabric_->ended_keys.contains(region.key) ? call()
-                                                             : gpu_queue::Executed::kRefused;
+                                                                : gpu_queue::Executed::kRefused;
   }
 
   ModelFabric* fabric_;
