@@ -201,7 +201,7 @@ class EpBuffer {
     // Release: see state().
     completed_.store(op_.epoch << 40 | (use_.number * 2 + combined), std::memory_order_release);
   }
-  // At the end of a call that sends nothing reads the caller's memory and the staged rows any more.
+  // At the end of a call that sends, however it ends, nothing reads the caller's memory and the staged rows any more.
   class SourceRelease {
    public:
     SourceRelease(EpBuffer* buffer, bool sends) : buffer_(sends ? buffer : nullptr) {}

@@ -111,7 +111,6 @@ void EpBuffer::end(EpOperation& operation, mep_result_t result) {
     receive_nothing();
     leave_peers_alone();
   }
-  windows_.flush_puts();
 }
 
 // Nothing if the operation began after the others had stopped.
@@ -141,8 +140,6 @@ void EpBuffer::settle(EpOperation& operation, const Decision& decision) {
   } else {
     settle_combine(arrived, *decision.change);
   }
-  // Rows may be on their way that lie in the caller's memory.
-  windows_.flush_puts();
   if (operation.result == decision.change->result) operation.ended_by = decision.change;
 }
 
