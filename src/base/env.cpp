@@ -193,8 +193,8 @@ constexpr EnvVariable kTable[] = {
      "host: no GPU maps another's memory, windows lie in pinned memory of the host; queues: "
      "GPUs post to queues; mixed: even and odd ranks post to queues of each other, for tests"},
     {"MEP_GPU_QUEUES", "host",
-     "who executes the queues that GPUs post to, alike on all ranks: host, a thread of the "
-     "library; adapter, a ConnectX adapter: no adapter has done it yet, a model has"},
+     "what executes the queues that GPUs post to, the same on all ranks: host, a thread of the "
+     "library; adapter, a ConnectX adapter, which has run against a model only"},
     {"MEP_NUM_SMS", "",
      "blocks of a kernel on GPUs at most, the least that any rank says; default: no limit"},
     {"MEP_SIMD", "", "portable, avx2 or avx512: at most this instruction set; default the CPU's"},
