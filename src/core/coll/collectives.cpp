@@ -122,9 +122,10 @@ void Collectives::note_number(Operation& operation) {
   const CollectiveType& type = type_of(operation);
   const bool only_root = type.only_root_gives();
   const bool may_end = may_end_at_root(*this, operation);
+  const uint32_t exchanges = operation.kind == Collective::k_allreduce ? 2 : 1;
   const size_t most = may_end     ? eager_.bytes_before_ends(only_root)
                       : only_root ? eager_.rooted_bytes()
-                                  : eager_.payload_bytes();
+                                  : eager_.bytes_before_blocks(exchanges);
   operation.is_small = operation.given_bytes <= most;
   operation.is_long = operation.is_small && operation.given_bytes > eager_.payload_bytes();
   operation.ends_at_root = may_end && !operation.is_small;

@@ -73,6 +73,8 @@ class EagerRing {
   static constexpr size_t kLongBytes = size_t{128} << 10;
   // The most bytes of all copies of a scatter's blocks, from a root that may send each rank its own alone instead.
   static constexpr size_t kMostSpreadBytes = size_t{512} << 10;
+  // The most that a relay sends to a rank in an operation that could do without it, for each exchange it would take.
+  static constexpr size_t kMostRelayedBytes = size_t{32} << 10;
   static constexpr uint64_t kLongUses = 8;
   static constexpr uint32_t kMostLongRanks = 16;
 
@@ -89,6 +91,13 @@ class EagerRing {
   size_t slot_bytes() const { return slot_bytes_; }
   // The most bytes of a contribution of the present epoch; the same on all ranks.
   size_t payload_bytes() const { return most_.payload; }
+  // The same of an operation whose blocks could go from rank to rank in so many exchanges: a relay sends all blocks to all
+  // ranks.
+  size_t bytes_before_blocks(uint32_t exchanges) const {
+    if (!has_relay_ || !is_apart()) return most_.payload;
+    return std::clamp(exchanges * kMostRelayedBytes / live_.size(), kMappedPayloadBytes,
+                      most_.payload);
+  }
   // The same where only the root gives.
   size_t rooted_bytes() const { return most_.rooted; }
   // The same of operations that their root may end (pair_blocks.hpp). In small ones the relay or the root sends all
