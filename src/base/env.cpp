@@ -67,7 +67,7 @@ struct Choice {
 
 constexpr Choice kChoices[] = {
     {"MEP_CUDA_REACH", {"auto", "host", "queues", "mixed"}},
-    {"MEP_GPU_QUEUES", {"host", "adapter"}},
+    {"MEP_GPU_QUEUES", {"host", "adapter", "auto"}},
     {"MEP_SIMD", {"portable", "avx2", "avx512"}},
     {"MEP_LOG", {"error", "warn", "info", "debug"}},
 };
@@ -194,7 +194,9 @@ constexpr EnvVariable kTable[] = {
      "GPUs post to queues; mixed: even and odd ranks post to queues of each other, for tests"},
     {"MEP_GPU_QUEUES", "host",
      "what executes the queues that GPUs post to, the same on all ranks: host, a thread of the "
-     "library; adapter, a ConnectX adapter, which has run against a model only"},
+     "library; adapter, a ConnectX adapter of each rank; auto, adapters where they pass a test on "
+     "all ranks, else host. "
+     "No adapter has executed a queue yet, only a model of one"},
     {"MEP_NUM_SMS", "",
      "blocks of a kernel on GPUs at most, the least that any rank says; default: no limit"},
     {"MEP_SIMD", "", "portable, avx2 or avx512: at most this instruction set; default the CPU's"},

@@ -47,7 +47,7 @@ mep_result_t open_model(int32_t /*rank*/, std::string* name,
 }
 
 [[maybe_unused]] const bool is_set = [] {
-  mep::adapter_opener() = open_model;
+  mep::adapter_access() = {open_model, 60'000};
   return std::atexit(check_use) == 0;
 }();
 

@@ -29,7 +29,7 @@ ALLOWED = {
     "core/coll": ["base", "protocol", "kernels/host", "core/world", "core/operation"],
     "core/message": ["base", "protocol", "core/world", "core/operation"],
     "core/comm": ["base", "protocol", "core/membership", "core/world", "core/operation", "core/coll", "core/message"],
-    "core/queued": ["base", "transport/gpu_queue", "transport/verbs", "core/topo", "core/operation"],
+    "core/queued": ["base", "protocol", "transport/gpu_queue", "transport/verbs", "core/topo", "core/world", "core/operation", "core/comm"],
     "core/staged": ["base", "protocol", "kernels/cuda/coll", "kernels/cuda/device", "core/comm"],
     "core/ep": ["base", "protocol", "kernels/host", "kernels/cuda/ep", "core/bootstrap", "core/topo", "core/world", "core/operation",
                 "core/comm"],

@@ -62,6 +62,7 @@ class ModelFabric {
     const auto found = pairs.find(from.remote_number);
     if (found == pairs.end() || is_down) return false;
     const ModelPair& to = found->second;
+    if (from.nic == cut_from && to.nic == cut_to) return false;
     const bool there = to.state == PairState::kReceives || to.state == PairState::kSends;
     const bool addressed = from.port.is_ethernet
                                ? from.to_mac == to.port.mac && from.to_gid == to.port.gid
@@ -89,6 +90,8 @@ class ModelFabric {
   std::vector<Region> regions;
   std::set<uint32_t> ended_keys;  // of memory that was registered: nobody reaches it any more
   bool is_down = false;
+  const void *cut_from = nullptr, *cut_to = nullptr;  // NICs: packets of one do not reach the other
+  bool spoils = false;                                // the first byte of a put arrives as another
   gpu_queue::SoftNic nic;
   bool waits_for_peers = false;   // to be connected; else that counts as a try
   gpu_queue::QueueFaults faults;  // of queues that are served from then on
@@ -105,7 +108,12 @@ class ModelWire final : public gpu_queue::Executor {
 
   gpu_queue::Executed put(const gpu_queue::RemoteRegion& region, uint64_t offset, const void* from,
                           size_t bytes) override {
-    return attempt(region, false, [&] { return memory_.put(region, offset, from, bytes); });
+    return attempt(region, false, [&] {
+      const gpu_queue::Executed done = memory_.put(region, offset, from, bytes);
+      if (!fabric_->spoils) return done;
+      const std::byte other = ~*static_cast<const std::byte*>(from);
+      return memory_.put(region, offset, &other, 1);
+    });
   }
   gpu_queue::Executed write_word(const gpu_queue::RemoteRegion& region, uint64_t offset,
                                  uint64_t word) override {

@@ -89,13 +89,16 @@ class InCall {
 class Pairs {
  public:
   Pairs(mep_comm_t comm, RankNic* nic, uint32_t entries, Report& report)
+      : Pairs(comm, nic->pairs(), entries, report) {}
+  Pairs(mep_comm_t comm, std::unique_ptr<mep::gpu_queue::NicPairs> nic, uint32_t entries,
+        Report& report)
       : comm(*comm->comm),
         places{comm->comm->size()},
         report(report),
         source(places.source_bytes()),
         entries_(entries),
         ready_(size_t{places.ranks} * entries),
-        pairs_(std::make_unique<QueuePairs>(this->comm.identity(), nic->pairs())),
+        pairs_(std::make_unique<QueuePairs>(this->comm.identity(), std::move(nic))),
         rings_(pages(pairs_->ring_bytes(places.ranks, entries))) {}
   ~Pairs() { destroy(); }
   Pairs(const Pairs&) = delete;

@@ -192,7 +192,7 @@ void each_variable_of_a_choice_or_range_is_checked(void**) {
       {"MEP_LOG", "trace", "error, warn, info, debug", "error"},
       {"MEP_SIMD", "foo", "portable, avx2, avx512", "avx2"},
       {"MEP_CUDA_REACH", "foo", "auto, host, queues, mixed", "queues"},
-      {"MEP_GPU_QUEUES", "nic", "host, adapter", "adapter"},
+      {"MEP_GPU_QUEUES", "nic", "host, adapter, auto", "auto"},
       {"MEP_SPIN_US", "10000001", "0 to 10000000", "10000000"},
       {"MEP_LOCAL_RANK", "-1", "whole number", "0"},
       {"MEP_LAUNCH_FD", "x", "whole number", "9"},

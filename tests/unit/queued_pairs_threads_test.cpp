@@ -7,11 +7,9 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "core/comm/view_participant.hpp"
-#include "core/queued/queue_nic.hpp"
 #include "support/queued_ranks.hpp"
 
 using namespace mep_test;
@@ -550,37 +548,6 @@ void a_nic_stops_before_its_objects_end(void**) {
   }
 }
 
-// --- An adapter that is asked for -----------------------------------------------------------------
-
-mep::test::ModelFabric* opened_fabric = nullptr;
-uint32_t refused_step = 0;
-
-mep_result_t open_model(int32_t, std::string* name, std::unique_ptr<mep::test::m::Device>* out) {
-  *name = "model7";
-  auto firmware = std::make_unique<mep::test::Firmware>(opened_fabric, mep::test::ModelPort{}, 1);
-  firmware->refuse_at = refused_step;
-  *out = std::move(firmware);
-  return MEP_SUCCESS;
-}
-
-void what_an_adapter_refuses_is_told(void**) {
-  mep::test::ModelFabric fabric;
-  opened_fabric = &fabric;
-  const mep::AdapterOpener before = std::exchange(mep::adapter_opener(), open_model);
-  for (refused_step = 0;; ++refused_step) {
-    assert_true(refused_step < 10);
-    mep::QueueNic nic;
-    const mep_result_t started = nic.start(true, 0);
-    if (started == MEP_SUCCESS) break;
-    assert_int_equal(started, MEP_ERR_SYSTEM);
-    for (const char* part : {"MEP_GPU_QUEUES=adapter, HCA model7: ", "MEP_GPU_QUEUES=host"}) {
-      assert_non_null(std::strstr(mep::last_error_text(), part));
-    }
-  }
-  assert_true(refused_step >= 2);
-  mep::adapter_opener() = before;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -594,7 +561,6 @@ int main(int argc, char** argv) {
                               cmocka_unit_test(joiners_get_queues),
                               cmocka_unit_test(an_object_that_ends_delivers),
                               cmocka_unit_test(an_object_ends_while_a_peer_posts),
-                              cmocka_unit_test(a_nic_stops_before_its_objects_end),
-                              cmocka_unit_test(what_an_adapter_refuses_is_told)};
+                              cmocka_unit_test(a_nic_stops_before_its_objects_end)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

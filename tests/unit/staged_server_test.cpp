@@ -107,6 +107,14 @@ void setting_is_checked(void**) {
   assert_int_equal(mep::check_queues({all.data(), 2}, places), MEP_SUCCESS);
   assert_int_equal(mep::check_queues(all, places), MEP_ERR_MISMATCH);
   assert_non_null(std::strstr(mep::last_error_text(), "ranks 0 and 5"));
+  setenv("MEP_GPU_QUEUES", "auto", 1);
+  std::vector<mep::ReachFacts> autos(2);
+  for (mep::ReachFacts& each : autos) {
+    assert_int_equal(mep::read_reach_setting(0, &each), MEP_SUCCESS);
+  }
+  assert_int_equal(mep::check_queues(autos, places), MEP_SUCCESS);
+  autos[1] = facts;
+  assert_int_equal(mep::check_queues(autos, places), MEP_ERR_MISMATCH);
   setenv("MEP_GPU_QUEUES", "nic", 1);
   assert_int_equal(mep::read_reach_setting(0, &facts), MEP_ERR_INVALID_ARGUMENT);
   unsetenv("MEP_GPU_QUEUES");

@@ -13,4 +13,11 @@ enum class GpuReach : uint8_t {
   kQueues,  // dispatch and combine post to queues where they do not map a peer; collectives run on a comm of the host
 };
 
+// MEP_GPU_QUEUES: what executes the queues.
+enum class GpuQueues : uint8_t {
+  kHost,     // a software NIC
+  kAdapter,  // an adapter of each rank
+  kAuto,     // adapters where they pass a test on all ranks, else software NICs
+};
+
 }  // namespace mep

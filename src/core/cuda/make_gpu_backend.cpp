@@ -127,9 +127,9 @@ mep_result_t find_groups(Comm& comm, int32_t device, const Facts& facts,
 }
 
 mep_result_t make_staged(Comm& comm, const GpuPlace& place, std::vector<uint64_t> groups,
-                         bool uses_adapter, std::unique_ptr<GpuBackend>* out) {
+                         GpuQueues queues, std::unique_ptr<GpuBackend>* out) {
   groups.resize(comm.size());
-  auto staged = std::make_unique<StagedComm>(comm, place, std::move(groups), uses_adapter);
+  auto staged = std::make_unique<StagedComm>(comm, place, std::move(groups), queues);
   MEP_TRY(staged->open());
   *out = std::move(staged);
   return MEP_SUCCESS;
@@ -165,14 +165,11 @@ mep_result_t join_staged(Comm& comm, const GpuPlace& place, const GpuDescription
   ReachFacts facts;
   MEP_TRY(facts_of(comm, comm.rank(), place.device, &facts));
   MEP_TRY(check_group(comm, facts, groups));
-  if (facts.uses_adapter != about.uses_adapter) {
-    return fail(MEP_ERR_MISMATCH, "the other ranks of comm %s have MEP_GPU_QUEUES=%s, rank %u not",
-                comm.name().c_str(), about.uses_adapter != 0 ? "adapter" : "host", comm.rank());
-  }
   GpuPlace own = place;
   own.most_blocks = static_cast<uint32_t>(about.most_blocks);
-  auto joined = std::make_unique<StagedComm>(comm, own, std::move(groups), facts.uses_adapter != 0);
-  MEP_TRY(joined->join(about.stream_epoch, deadline));
+  auto joined = std::make_unique<StagedComm>(comm, own, std::move(groups),
+                                             static_cast<GpuQueues>(facts.queues));
+  MEP_TRY(joined->join(about, deadline));
   *out = std::move(joined);
   return MEP_SUCCESS;
 }
@@ -268,7 +265,7 @@ mep_result_t make_gpu_backend(Comm& comm, const GpuPlace& place,
   }
   tell(level, group_of(groups, comm.rank()).empty() ? "GPUs post to queues"
                                                     : "GPUs map some peers and post to queues");
-  return make_staged(comm, own, std::move(groups), facts.of[0].uses_adapter != 0, out);
+  return make_staged(comm, own, std::move(groups), static_cast<GpuQueues>(facts.of[0].queues), out);
 }
 
 mep_result_t join_gpu_backend(Comm& comm, const GpuPlace& place,

@@ -29,16 +29,20 @@ mep_result_t StagedChannel::open(int32_t device) {
 }
 
 StagedComm::StagedComm(Comm& comm, const GpuPlace& place, std::vector<uint64_t> groups,
-                       bool uses_adapter)
+                       GpuQueues queues)
     : CudaBackend(backends::kStaged, comm, place),
       device_(place.device),
       name_(comm.name() + "#device"),
       groups_(std::move(groups)),
       mapped_(group_of(groups_, comm.rank())),
-      uses_adapter_(uses_adapter) {}
+      queues_(queues) {}
 
 StagedComm::~StagedComm() {
   stop_watcher();
+  {
+    const KeepErrorText text;
+    (void)nic_.finish();
+  }
   if (is_client_) comm_.remove_client(this);
   server_.close();
   if (stream_comm_ != nullptr) stream_comm_->close_after_changes();
@@ -50,10 +54,11 @@ mep_result_t StagedComm::open() {
   return stream_comm_->begin(1, 1, &members);
 }
 
-mep_result_t StagedComm::join(uint64_t stream_epoch, const Deadline& deadline) {
+mep_result_t StagedComm::join(const GpuDescription& about, const Deadline& deadline) {
   MEP_TRY(open_memory());
-  MEP_TRY(stream_comm_->begin(stream_epoch, 1));
-  MEP_TRY(connect(deadline));
+  MEP_TRY(nic_.join(queues_, about.uses_adapter != 0, comm_.rank()));
+  MEP_TRY(stream_comm_->begin(about.stream_epoch, 1));
+  MEP_TRY(open_server(deadline));
   start();
   return MEP_SUCCESS;
 }
@@ -78,7 +83,6 @@ mep_result_t StagedComm::open_memory() {
   MEP_TRY(stream_->open());
   MEP_TRY(PinnedMemory::create(kStagingBytes, &staging_));
   MEP_TRY(open_records());
-  MEP_TRY(nic_.start(uses_adapter_, static_cast<int32_t>(comm_.rank())));
   // Its id follows from the comm's, which does not change when that is renamed.
   stream_comm_ = std::make_unique<Comm>(comm_.world_ptr(), comm_.name() + "#stream", comm_.slots(),
                                         (comm_.id() ^ 0x73747265616d0000u) | 1);
@@ -87,6 +91,11 @@ mep_result_t StagedComm::open_memory() {
 }
 
 mep_result_t StagedComm::connect(const Deadline& deadline) {
+  MEP_TRY(open_server(deadline));
+  return nic_.begin(*stream_comm_, queues_, mapped_);
+}
+
+mep_result_t StagedComm::open_server(const Deadline& deadline) {
   MEP_TRY(stream_comm_->finish(deadline));
   const auto tell = [this](mep_result_t told) { server_.note_failure(told); };
   auto* const staging = static_cast<std::byte*>(staging_->data());
@@ -117,6 +126,7 @@ mep_result_t StagedComm::serve(const StageRequest& request, device::StageAnswer*
 
 // A barrier: every rank's kernels and thread work, and nobody drops a window before all have it.
 mep_result_t StagedComm::begin_proof() {
+  MEP_TRY(nic_.finish());
   return run(Collective::k_barrier, {}, stream_->get());
 }
 
@@ -139,7 +149,7 @@ void StagedComm::describe_object(std::vector<std::byte>* out) const {
   GpuDescription about;
   about.reach = static_cast<uint64_t>(reach());
   about.most_blocks = place().most_blocks;
-  about.uses_adapter = uses_adapter_ ? 1 : 0;
+  about.uses_adapter = nic_.uses_adapter() ? 1 : 0;
   about.stream_epoch = stream_comm_->latest_view()->epoch;
   about.encode(groups_, out);
 }

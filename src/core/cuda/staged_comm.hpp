@@ -43,14 +43,14 @@ struct StagedChannel {
 
 class StagedComm : public CudaBackend, public ViewParticipant {
  public:
-  // groups: by rank, see groups_of(). uses_adapter: see QueueNic.
-  StagedComm(Comm& comm, const GpuPlace& place, std::vector<uint64_t> groups, bool uses_adapter);
+  // groups: by rank, see groups_of().
+  StagedComm(Comm& comm, const GpuPlace& place, std::vector<uint64_t> groups, GpuQueues queues);
   ~StagedComm() override;
   StagedComm(const StagedComm&) = delete;
   StagedComm& operator=(const StagedComm&) = delete;
   [[nodiscard]] mep_result_t open();
   // A joiner's, in place of the three steps.
-  [[nodiscard]] mep_result_t join(uint64_t stream_epoch, const Deadline& deadline);
+  [[nodiscard]] mep_result_t join(const GpuDescription& about, const Deadline& deadline);
 
   // --- The user's thread (GpuBackend) ---
   GpuReach reach() const override { return GpuReach::kQueues; }
@@ -86,6 +86,7 @@ class StagedComm : public CudaBackend, public ViewParticipant {
 
  private:
   mep_result_t open_memory();
+  mep_result_t open_server(const Deadline& deadline);
   mep_result_t serve(const device::StageRequest& request, device::StageAnswer* answer);
   // Kernels of the channel run one after the other, on whatever streams; in a graph the order is the caller's.
   template <typename Enqueue>
@@ -101,7 +102,7 @@ class StagedComm : public CudaBackend, public ViewParticipant {
   const std::string name_;
   const std::vector<uint64_t> groups_;
   const std::vector<bool> mapped_;
-  const bool uses_adapter_;
+  const GpuQueues queues_;
   std::unique_ptr<StagedMessages> messages_;  // what stream_comm_ has under way is in it
   std::unique_ptr<StagedCounted> counted_;
   std::unique_ptr<Comm> stream_comm_;

@@ -1,8 +1,13 @@
 #include "core/queued/queue_nic.hpp"
 
+#include <cstdio>
+#include <utility>
+
 #include "base/guarded.hpp"
+#include "base/library_thread.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
+#include "core/queued/self_test.hpp"
 #include "core/topo/hca_choice.hpp"
 #include "transport/gpu_queue/soft_pairs.hpp"
 #if MEP_HAVE_VERBS
@@ -28,33 +33,118 @@ mep_result_t open_near_adapter(int32_t rank, std::string* name,
 #endif
 }
 
+// All ranks learn whether all are through a step. If not, *refused is an error, and *why is this rank's own text or says whose
+// log has one.
+mep_result_t agree(Comm& comm, mep_result_t own, const char* step, mep_result_t* refused,
+                   std::string* why) {
+  if (own != MEP_SUCCESS) {
+    *refused = own;
+    *why = "rank " + std::to_string(comm.rank()) + " could not " + step + ": " + last_error_text();
+  }
+  std::vector<mep_result_t> all(comm.size(), MEP_SUCCESS);
+  MEP_TRY(comm.run(Collective::k_allgather, {&own, all.data(), sizeof own, MEP_UINT8, MEP_SUM, 0}));
+  for (const uint32_t rank : comm.latest_view()->live) {
+    if (all[rank] == MEP_SUCCESS || *refused != MEP_SUCCESS) continue;
+    *refused = all[rank];
+    *why = "rank " + std::to_string(rank) + " could not " + step + ", its log or error says why";
+  }
+  return MEP_SUCCESS;
+}
+
 }  // namespace
 
-AdapterOpener& adapter_opener() {
-  static AdapterOpener opener = open_near_adapter;
-  return opener;
+AdapterAccess& adapter_access() {
+  static AdapterAccess access{open_near_adapter, 2'000};
+  return access;
 }
 
-mep_result_t QueueNic::start(bool uses_adapter, int32_t rank) {
+mep_result_t QueueNic::begin(Comm& comm, GpuQueues queues, const std::vector<bool>& mapped) {
+  if (queues == GpuQueues::kHost) return soft_.start();
+  const auto run = [this, &comm, queues, mapped] {
+    set_log_rank(static_cast<int>(comm.world().identity().slot));
+    if (!comm.enter_call()) return fail(MEP_ERR_INTERNAL, "a comm has two users");
+    const mep_result_t result = guarded([&] { return choose(comm, queues, mapped); });
+    comm.leave_call();
+    return result;
+  };
+  return start_library_thread(
+      "the thread that tries the adapter",
+      [this, run] {
+        chosen_ = run();
+        if (chosen_ != MEP_SUCCESS) std::snprintf(text_, sizeof text_, "%s", last_error_text());
+      },
+      &chooser_);
+}
+
+mep_result_t QueueNic::finish() {
+  if (chooser_.joinable()) chooser_.join();
+  return chosen_ == MEP_SUCCESS ? MEP_SUCCESS : fail(chosen_, "%s", text_);
+}
+
+mep_result_t QueueNic::choose(Comm& comm, GpuQueues queues, const std::vector<bool>& mapped) {
+  mep_result_t refused = MEP_SUCCESS;
+  std::string why;
+  MEP_TRY(try_adapters(comm, mapped, &refused, &why));
+  if (refused == MEP_SUCCESS) return MEP_SUCCESS;
+  carrier_.reset();
+  adapter_.reset();
+  device_.reset();
+  if (queues == GpuQueues::kAdapter) {
+    return fail(refused, "MEP_GPU_QUEUES=adapter: %s; MEP_GPU_QUEUES=host needs no adapter",
+                why.c_str());
+  }
+  log(LogLevel::kWarn, "MEP_GPU_QUEUES=auto: a thread executes queues that GPUs post to: %s",
+      why.c_str());
+  return soft_.start();
+}
+
+mep_result_t QueueNic::try_adapters(Comm& comm, const std::vector<bool>& mapped,
+                                    mep_result_t* refused, std::string* why) {
+  std::unique_ptr<SelfTest> test;
+  const auto make = [&]() -> mep_result_t {
+    MEP_TRY(open_adapter(comm.rank()));
+    std::unique_ptr<gpu_queue::NicPairs> pairs;
+    MEP_TRY(make_pairs(&pairs));
+    test = std::make_unique<SelfTest>(comm, adapter_->name(), std::move(pairs), mapped);
+    return test->make();
+  };
+  const auto take = [&](const char* step, const auto& call) {
+    return *refused == MEP_SUCCESS ? agree(comm, guarded(call), step, refused, why) : MEP_SUCCESS;
+  };
+  MEP_TRY(take("make queues of its adapter", make));
+  const Deadline deadline = Deadline::after_ms(adapter_access().test_ms);
+  MEP_TRY(take("connect queues of its adapter", [&] { return test->connect(deadline); }));
+  return take("exchange data by its adapter", [&] { return test->exchange(deadline); });
+}
+
+mep_result_t QueueNic::join(GpuQueues queues, bool uses_adapter, uint32_t rank) {
+  if (queues != GpuQueues::kAuto && uses_adapter != (queues == GpuQueues::kAdapter)) {
+    return fail(
+        MEP_ERR_MISMATCH,
+        "queues of the other ranks are executed by %s: rank %u wants MEP_GPU_QUEUES=%s or auto",
+        uses_adapter ? "adapters" : "threads", rank, uses_adapter ? "adapter" : "host");
+  }
   if (!uses_adapter) return soft_.start();
-  return guarded([&] { return open_adapter(rank); });
+  if (guarded([&] { return open_adapter(rank); }) == MEP_SUCCESS) return MEP_SUCCESS;
+  const std::string why = last_error_text();
+  return fail(MEP_ERR_MISMATCH,
+              "adapters execute the queues of the other ranks, rank %u could not open one: %s",
+              rank, why.c_str());
 }
 
-mep_result_t QueueNic::open_adapter(int32_t rank) {
+mep_result_t QueueNic::open_adapter(uint32_t rank) {
   std::string name;
-  mep_result_t result = adapter_opener()(rank, &name, &device_);
+  mep_result_t result = adapter_access().open(static_cast<int32_t>(rank), &name, &device_);
   if (result == MEP_SUCCESS) {
     result = gpu_queue::mlx5::Adapter::open(*device_, name, &adapter_);
   }
-  if (result == MEP_SUCCESS) {
-    const std::string& port = adapter_->port().description;
-    log(LogLevel::kInfo, "HCA %s executes queues that GPUs post to: %s", name.c_str(),
-        port.c_str());
-    return carrier_.start();
+  if (result != MEP_SUCCESS) {
+    return name.empty() ? result : add_context(result, "HCA %s", name.c_str());
   }
-  const std::string why = last_error_text();
-  return fail(result, "MEP_GPU_QUEUES=adapter%s%s: %s; MEP_GPU_QUEUES=host needs no adapter",
-              name.empty() ? "" : ", HCA ", name.c_str(), why.c_str());
+  log(LogLevel::kInfo, "HCA %s is open for queues that GPUs post to: %s", name.c_str(),
+      adapter_->port().description.c_str());
+  carrier_ = std::make_unique<gpu_queue::DoorbellCarrier>();
+  return carrier_->start();
 }
 
 mep_result_t QueueNic::make_pairs(std::unique_ptr<gpu_queue::NicPairs>* out) {
@@ -62,7 +152,7 @@ mep_result_t QueueNic::make_pairs(std::unique_ptr<gpu_queue::NicPairs>* out) {
     if (adapter_ == nullptr) {
       *out = std::make_unique<gpu_queue::SoftPairs>(&soft_);
     } else {
-      *out = std::make_unique<gpu_queue::mlx5::AdapterPairs>(adapter_.get(), &carrier_);
+      *out = std::make_unique<gpu_queue::mlx5::AdapterPairs>(adapter_.get(), carrier_.get());
     }
     return MEP_SUCCESS;
   });

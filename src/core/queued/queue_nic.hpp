@@ -1,11 +1,16 @@
 // Serves the queue pairs of a communicator's objects: a software NIC, or an adapter whose doorbells a thread of the host rings
-// for the posters. It outlives the pairs.
+// for the posters. It outlives the pairs. All ranks of a comm are served in one way.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
+#include <vector>
 
+#include "base/status.hpp"
+#include "core/comm/comm.hpp"
+#include "core/comm/gpu_reach.hpp"
 #include "mep.h"
 #include "transport/gpu_queue/doorbell_carrier.hpp"
 #include "transport/gpu_queue/mlx5_pairs.hpp"
@@ -14,25 +19,48 @@
 
 namespace mep {
 
-// Opens the adapter of the rank, and says its name. *name may be set where it fails, too.
-using AdapterOpener = mep_result_t (*)(int32_t rank, std::string* name,
-                                       std::unique_ptr<gpu_queue::mlx5::Device>* out);
-// The one that start() calls: of an HCA near this process. Tests set another before.
-AdapterOpener& adapter_opener();
+// How adapters are found and tried; tests set another one before.
+struct AdapterAccess {
+  // Opens the adapter of the rank, and says its name. *name may be set where it fails, too.
+  mep_result_t (*open)(int32_t rank, std::string* name,
+                       std::unique_ptr<gpu_queue::mlx5::Device>* out);
+  uint64_t test_ms;  // for the puts of the self-test
+};
+AdapterAccess& adapter_access();
 
 class QueueNic {
  public:
-  // Once. Where there is no adapter for it, the text says what to set instead.
-  [[nodiscard]] mep_result_t start(bool uses_adapter, int32_t rank);
+  QueueNic() = default;
+  ~QueueNic() {
+    if (chooser_.joinable()) chooser_.join();
+  }
+  QueueNic(const QueueNic&) = delete;
+  QueueNic& operator=(const QueueNic&) = delete;
+
+  // Two steps, so that one thread can make several ranks. Between them a thread of this object may be the user of the comm,
+  // on which the ranks agree what serves them, and nobody else is. `mapped`: see QueuePairs.
+  [[nodiscard]] mep_result_t begin(Comm& comm, GpuQueues queues, const std::vector<bool>& mapped);
+  // Where adapters are forced and do not work on all ranks, the text says what to set instead.
+  [[nodiscard]] mep_result_t finish();
+  // A joiner's, in place of both: what serves the members.
+  [[nodiscard]] mep_result_t join(GpuQueues queues, bool uses_adapter, uint32_t rank);
+  bool uses_adapter() const { return adapter_ != nullptr; }
   [[nodiscard]] mep_result_t make_pairs(std::unique_ptr<gpu_queue::NicPairs>* out);
 
  private:
-  mep_result_t open_adapter(int32_t rank);
+  mep_result_t open_adapter(uint32_t rank);
+  mep_result_t choose(Comm& comm, GpuQueues queues, const std::vector<bool>& mapped);
+  // All ranks learn whether all adapters work; if not, *refused is an error and *why says whose and why.
+  mep_result_t try_adapters(Comm& comm, const std::vector<bool>& mapped, mep_result_t* refused,
+                            std::string* why);
 
   gpu_queue::SoftNic soft_;
   std::unique_ptr<gpu_queue::mlx5::Device> device_;
   std::unique_ptr<gpu_queue::mlx5::Adapter> adapter_;  // null: the software NIC serves
-  gpu_queue::DoorbellCarrier carrier_;
+  std::unique_ptr<gpu_queue::DoorbellCarrier> carrier_;
+  std::thread chooser_;
+  mep_result_t chosen_ = MEP_SUCCESS;  // the chooser's result
+  char text_[kErrorTextBytes] = {};    // its error
 };
 
 }  // namespace mep

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/status.hpp"
+
 namespace mep {
 
 QueuePairs::~QueuePairs() {
@@ -115,8 +117,9 @@ mep_result_t QueuePairs::reach(uint32_t rank, const CommView& view, const Deadli
       MEP_TRY(comm_.world().windows().await_note(remote.slot, incarnation, remote.window, deadline,
                                                  &address));
     }
-    MEP_TRY(
-        serve({remote.mapped, remote.transport, remote.slot, remote.window, address}, rank, view));
+    const mep_result_t served =
+        serve({remote.mapped, remote.transport, remote.slot, remote.window, address}, rank, view);
+    if (served != MEP_SUCCESS) return add_context(served, "queue to rank %u", rank);
   }
   reached_[rank] = incarnation;
   return MEP_SUCCESS;

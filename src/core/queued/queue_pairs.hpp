@@ -65,6 +65,8 @@ class QueuePairs {
   std::span<const gpu_queue::Queue> queues() const { return queues_; }
   const Window& window() const { return *windows_.own(); }
 
+  // No pair goes to this rank, nor to one that kernels store to.
+  bool has_pair(uint32_t rank) const;
   // Posters have ended: peers get all that they rang for, unless the NIC stops. Before keep() is called no more, so that it
   // ends the wait for peers that are lost; afterwards the NIC touches no memory of peers.
   void finish() const;
@@ -80,7 +82,6 @@ class QueuePairs {
     uint64_t served = 0;                       // to which process, while the NIC serves it
   };
 
-  bool has_pair(uint32_t rank) const;
   mep_result_t make_pair(uint32_t rank);
   mep_result_t replace_ended(const CommView& view);
   mep_result_t reach(uint32_t rank, const CommView& view, const Deadline& deadline);

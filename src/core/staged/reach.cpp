@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <map>
 
 #include "base/env.hpp"
@@ -23,8 +24,7 @@ constexpr ReachSetting kSettings[] = {
     {"mixed", GpuReach::kQueues, 2},
 };
 
-constexpr const char* kHostQueues = "host";
-constexpr const char* kAdapterQueues = "adapter";
+constexpr const char* kQueues[] = {"host", "adapter", "auto"};  // by GpuQueues
 
 const char* setting_of(const ReachFacts& facts) {
   const char* name = "?";
@@ -100,7 +100,7 @@ uint32_t most_blocks_of(std::span<const ReachFacts> facts) {
 
 mep_result_t check_queues(std::span<const ReachFacts> facts, std::span<const uint32_t> ranks) {
   for (size_t i = 1; i < facts.size(); ++i) {
-    if (facts[i].uses_adapter == facts[0].uses_adapter) continue;
+    if (facts[i].queues == facts[0].queues) continue;
     return fail(MEP_ERR_MISMATCH,
                 "ranks %u and %u have different MEP_GPU_QUEUES: set it alike on all ranks",
                 ranks[0], ranks[i]);
@@ -115,11 +115,12 @@ mep_result_t read_reach_setting(uint32_t rank, ReachFacts* facts) {
   if (!is_set) value = kSettings[0].name;
   std::string queues;
   MEP_TRY(env_string("MEP_GPU_QUEUES", &queues, &is_set));
-  facts->uses_adapter = queues == kAdapterQueues ? 1 : 0;
-  if (is_set && queues != kAdapterQueues && queues != kHostQueues) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "MEP_GPU_QUEUES=%.64s: it is host or adapter",
+  const auto* const found = std::find(std::begin(kQueues), std::end(kQueues), queues);
+  if (is_set && found == std::end(kQueues)) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "MEP_GPU_QUEUES=%.64s: it is host, adapter or auto",
                 queues.c_str());
   }
+  facts->queues = is_set ? static_cast<uint64_t>(found - std::begin(kQueues)) : 0;
   for (const ReachSetting& setting : kSettings) {
     if (value != setting.name) continue;
     facts->least = static_cast<uint64_t>(setting.least);

@@ -15,11 +15,11 @@ namespace mep {
 struct ReachFacts {
   uint64_t host = 0;
   uint64_t process = 0;
-  uint64_t least = 0;         // GpuReach: MEP_CUDA_REACH rules faster ones out
-  uint64_t device[2] = {};    // the GPU's UUID
-  uint64_t group = 0;         // with queues ranks of one host and group map each other; 0: none
-  uint64_t most_blocks = 0;   // of a kernel; 0: no limit
-  uint64_t uses_adapter = 0;  // 1: an adapter is to execute queues
+  uint64_t least = 0;        // GpuReach: MEP_CUDA_REACH rules faster ones out
+  uint64_t device[2] = {};   // the GPU's UUID
+  uint64_t group = 0;        // with queues ranks of one host and group map each other; 0: none
+  uint64_t most_blocks = 0;  // of a kernel; 0: no limit
+  uint64_t queues = 0;       // GpuQueues
 };
 
 struct ReachChoice {
@@ -51,7 +51,7 @@ uint32_t most_blocks_of(std::span<const ReachFacts> facts);
                                         std::span<const uint32_t> ranks);
 
 // Writes least and group of a rank from MEP_CUDA_REACH: auto, host, queues, or mixed: even and odd ranks
-// are two groups. Writes uses_adapter from MEP_GPU_QUEUES: host or adapter.
+// are two groups. Writes queues from MEP_GPU_QUEUES: host, adapter or auto.
 [[nodiscard]] mep_result_t read_reach_setting(uint32_t rank, ReachFacts* facts);
 
 }  // namespace mep
