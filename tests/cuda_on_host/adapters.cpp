@@ -1,4 +1,6 @@
 // Adapters beside the GPUs, one for each communicator of a rank: models of the firmware on one fabric. Ranks are threads.
+#include "cuda_on_host/adapters.hpp"
+
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -9,17 +11,21 @@
 #include "core/queued/queue_nic.hpp"
 #include "support/mlx5_firmware.hpp"
 
-namespace {
+namespace mep::test {
 
 // Never destroyed: its NIC may run when main() ends.
-mep::test::ModelFabric* fabric() {
+ModelFabric& played_fabric() {
   static auto* const made = [] {
-    auto* fabric = new mep::test::ModelFabric;
+    auto* fabric = new ModelFabric;
     fabric->waits_for_peers = true;
     return fabric;
   }();
-  return made;
+  return *made;
 }
+
+}  // namespace mep::test
+
+namespace {
 
 std::atomic<uint32_t> opened{0};  // orders nothing
 
@@ -42,7 +48,7 @@ mep_result_t open_model(int32_t /*rank*/, std::string* name,
   }
   port.gid[15] = 1;
   // Queue pairs have 24 bits, and each adapter numbers of its own.
-  *out = std::make_unique<mep::test::Firmware>(fabric(), port, number << 12);
+  *out = std::make_unique<mep::test::Firmware>(&mep::test::played_fabric(), port, number << 12);
   return MEP_SUCCESS;
 }
 

@@ -151,7 +151,7 @@ void packets_that_do_not_come_back(void**) {
   adapter.fabric.is_down = true;
   const std::string text = adapter.run(small_options());
   adapter.check_end();
-  assert_true(has(text, "0x15 (the other end does not answer)") || has(text, "0x05 (flushed"));
+  assert_true(has(text, "0x15 (the other end does not answer: ") || has(text, "0x05 (flushed"));
 }
 
 void a_completion_that_never_comes(void**) {

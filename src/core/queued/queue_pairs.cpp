@@ -46,12 +46,13 @@ mep_result_t QueuePairs::make_pair(uint32_t rank) {
   const size_t bytes = nic_->bytes_of(memory_.entries);
   std::byte* ring = memory_.rings + rank * bytes;
   std::memset(ring, 0, bytes);
-  queues_[rank] = {};
+  gpu_queue::Queue queue{};
   std::unique_ptr<gpu_queue::NicPair> pair;
   MEP_TRY(nic_->make({ring, memory_.entries, memory_.ready + size_t{rank} * memory_.entries},
-                     &queues_[rank], &pair));
+                     &queue, &pair));
   comm_.world().windows().set_note(windows_.own()->id(), comm_.slots()[rank], pair->address());
   const std::lock_guard lock(mutex_);
+  queues_[rank] = queue;
   pairs_[rank] = {std::move(pair)};
   return MEP_SUCCESS;
 }
@@ -134,6 +135,19 @@ mep_result_t QueuePairs::serve(const gpu_queue::PeerEnd& peer, uint32_t rank,
   MEP_TRY(pairs_[rank].pair->connect(peer, &queues_[rank]));
   pairs_[rank].served = view.incarnations[rank];
   return MEP_SUCCESS;
+}
+
+bool QueuePairs::find_error(uint32_t rank, gpu_queue::QueueError* error) {
+  using gpu_queue::CompletionOpcode;
+  const std::lock_guard lock(mutex_);
+  if (pairs_[rank].served == 0) return false;
+  const gpu_queue::CompletionEntry* entry = queues_[rank].completion;
+  const auto word = gpu_queue::SystemMemory::load_completion(&entry->counter_opcode);
+  const CompletionOpcode opcode = opcode_of(word);
+  if (opcode == CompletionOpcode::kInvalid || opcode == CompletionOpcode::kRequest) return false;
+  const auto syndromes = gpu_queue::SystemMemory::load_completion(&entry->syndromes);
+  *error = gpu_queue::unpack_error(gpu_queue::pack_error(word, syndromes));
+  return true;
 }
 
 void QueuePairs::finish() const {

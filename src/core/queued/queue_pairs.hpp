@@ -64,6 +64,8 @@ class QueuePairs {
   // where there is no pair.
   std::span<const gpu_queue::Queue> queues() const { return queues_; }
   const Window& window() const { return *windows_.own(); }
+  // Any thread. Whether the NIC says that the rank's queue has failed, which this rank has not ended.
+  bool find_error(uint32_t rank, gpu_queue::QueueError* error);
 
   // No pair goes to this rank, nor to one that kernels store to.
   bool has_pair(uint32_t rank) const;
@@ -95,8 +97,8 @@ class QueuePairs {
   PeerWindows windows_;
   const std::unique_ptr<gpu_queue::NicPairs> nic_;
   Memory memory_;
-  std::vector<gpu_queue::Queue> queues_;
-  std::vector<uint64_t> reached_;  // by rank: which process; 0: none
+  std::vector<gpu_queue::Queue> queues_;  // completion entries change under the mutex
+  std::vector<uint64_t> reached_;         // by rank: which process; 0: none
 
   std::mutex mutex_;  // of what follows
   std::vector<Pair>

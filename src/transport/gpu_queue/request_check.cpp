@@ -1,5 +1,7 @@
 #include "transport/gpu_queue/request_check.hpp"
 
+#include <cstdio>
+
 namespace mep::gpu_queue {
 namespace {
 
@@ -146,6 +148,28 @@ class Check {
   uint32_t segments_ = 0;
 };
 
+const char* meaning_of(Syndrome syndrome) {
+  switch (syndrome) {
+    case Syndrome::kLength:
+      return "wrong length";
+    case Syndrome::kOperation:
+      return "wrong request";
+    case Syndrome::kLocalProtection:
+      return "no access to the local memory";
+    case Syndrome::kFlushed:
+      return "flushed: the queue was stopped, or the error of an earlier request was overwritten";
+    case Syndrome::kRemoteRequest:
+      return "the other end takes no such request";
+    case Syndrome::kRemoteAccess:
+      return "no access to the memory of the other end";
+    case Syndrome::kRemoteOperation:
+      return "the other end failed";
+    case Syndrome::kRetriesExhausted:
+      return "the other end does not answer: the link or the process is gone";
+  }
+  return "no known syndrome";
+}
+
 }  // namespace
 
 bool check_request(const RequestRules& rules, uint64_t index, const Request& request, Accepted* out,
@@ -211,6 +235,15 @@ const char* text_of(Reason reason) {
       return "an earlier request has failed";
   }
   return "an unknown reason";
+}
+
+std::string text_of(const QueueError& error) {
+  char text[200];
+  (void)std::snprintf(text, sizeof text,
+                      "an error at request %u: syndrome 0x%02x (%s), vendor's syndrome 0x%02x",
+                      unsigned{error.wqe_counter}, unsigned{error.syndrome},
+                      meaning_of(static_cast<Syndrome>(error.syndrome)), unsigned{error.vendor});
+  return text;
 }
 
 }  // namespace mep::gpu_queue

@@ -4,22 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "transport/gpu_queue/executor.hpp"
 #include "transport/gpu_queue/work_request.hpp"
 
 namespace mep::gpu_queue {
-
-// MLX5_CQE_SYNDROME_...
-enum class Syndrome : uint8_t {
-  kLength = 0x01,
-  kOperation = 0x02,
-  kLocalProtection = 0x04,
-  kFlushed = 0x05,
-  kRemoteRequest = 0x12,
-  kRemoteAccess = 0x13,
-  kRetriesExhausted = 0x15,
-};
 
 // The vendor's syndrome of a software NIC: what exactly was wrong.
 enum class Reason : uint8_t {
@@ -63,6 +53,8 @@ struct Refusal {
   Reason reason = Reason::kNone;
 };
 const char* text_of(Reason reason);
+// For people: request, syndromes, and what they mean.
+std::string text_of(const QueueError& error);
 
 // Memory of this side that requests may name: `bytes` from `address`, under `key`.
 struct LocalRegion {

@@ -121,6 +121,7 @@ class SendQueue {
   MEP_HOST_DEVICE Status flush() {
     uint64_t end = Memory::load(&q_->reserved);
     if (Memory::load_acquire(&q_->done) >= end) return Status::kOk;
+    poll();  // an error is read before that of the request that follows takes its place
     if (!completes(end - 1)) {
       uint64_t index;
       const Status status = post(nop(), Completion::kAlways, &index);

@@ -231,10 +231,30 @@ MEP_HOST_DEVICE constexpr CompletionOpcode opcode_of(Big32 counter_opcode) {
   return static_cast<CompletionOpcode>(counter_opcode.value() >> 4 & 0xf);
 }
 
+// MLX5_CQE_SYNDROME_...
+enum class Syndrome : uint8_t {
+  kLength = 0x01,
+  kOperation = 0x02,
+  kLocalProtection = 0x04,
+  kFlushed = 0x05,
+  kRemoteRequest = 0x12,
+  kRemoteAccess = 0x13,
+  kRemoteOperation = 0x14,
+  kRetriesExhausted = 0x15,
+};
+
 // A NIC's report of the request that failed.
 struct QueueError {
-  uint8_t syndrome;  // MLX5_CQE_SYNDROME_...; 0x05: flushed, an earlier request has failed
-  uint8_t vendor;    // for NVIDIA's support
+  // Whether the peer or the way to it may be gone; else no request of MEP should have this error.
+  MEP_HOST_DEVICE constexpr bool is_of_peer() const {
+    const auto what = static_cast<Syndrome>(syndrome);
+    return what == Syndrome::kFlushed || what == Syndrome::kRemoteOperation ||
+           what == Syndrome::kRetriesExhausted;
+  }
+
+  uint8_t
+      syndrome;    // a Syndrome, or any other number; 0x05: flushed, an earlier request has failed
+  uint8_t vendor;  // for NVIDIA's support
   uint16_t wqe_counter;
 };
 

@@ -9,6 +9,7 @@
 #include "base/status.hpp"
 #include "core/cuda/pinned_word.hpp"
 #include "core/topo/usable.hpp"
+#include "transport/gpu_queue/request_check.hpp"
 
 namespace mep {
 namespace {
@@ -520,6 +521,20 @@ void GpuBuffers::terminate() {
   }
 }
 
+// The NIC's words about a queue that has failed; empty: none has. A wait for a word of one rank may end for the queue to
+// another, which got nothing.
+std::string GpuBuffers::queue_error_text(const Buffer& buffer, const DeviceReport& report) const {
+  if (buffer.queued == nullptr) return "";
+  uint32_t rank = report.missing;
+  gpu_queue::QueueError error = gpu_queue::unpack_error(report.queue_error);
+  if (report.queue_error == 0) {
+    for (rank = 0; rank < shape_.ranks && !buffer.queued->find_error(rank, &error);) ++rank;
+  }
+  if (rank >= shape_.ranks) return "";
+  return "; the queue to rank " + std::to_string(rank) + " has " + text_of(error) +
+         (error.is_of_peer() ? "" : ", a bug of MEP or a wrong key: please report it");
+}
+
 // Reads the reports of kernels that gave up: evidence for membership, and the failure for the caller.
 void GpuBuffers::read_reports() {
   const std::lock_guard lock(report_mutex_);
@@ -535,6 +550,9 @@ void GpuBuffers::read_reports() {
       case device::Cause::kBadBytes:
         result = MEP_ERR_MISMATCH;
         break;
+      case device::Cause::kRefused:
+        result = MEP_ERR_DEVICE;
+        break;
       case device::Cause::kAborted: {
         const mep_result_t terminal = comm_.world().terminal_result();
         result = terminal != MEP_SUCCESS ? terminal : views_.latest().result;
@@ -543,17 +561,19 @@ void GpuBuffers::read_reports() {
       default:
         break;
     }
+    const std::string queue = queue_error_text(buffers_[i], report);
     // Operations of the epoch have no way on: a new view gives them one.
     if (static_cast<device::Cause>(report.cause) != device::Cause::kAborted) {
-      log(LogLevel::kWarn, "EP object %s, buffer %u: operation %llu gave up (%s), rank %u missing",
-          name_.c_str(), i, static_cast<unsigned long long>(report.seq), mep_result_string(result),
-          report.missing);
+      log(LogLevel::kWarn,
+          "EP object %s, buffer %u: operation %llu gave up (%s), rank %u missing%s", name_.c_str(),
+          i, static_cast<unsigned long long>(report.seq), mep_result_string(result), report.missing,
+          queue.c_str());
       comm_.world().report_deadline(comm_.id(), buffers_[i].id, report.epoch);
     }
     if (failure_ != MEP_SUCCESS) continue;
     failure_ = result;
     failure_text_ = "operation " + std::to_string(report.seq) + " on buffer " + std::to_string(i) +
-                    " of EP object " + name_ + " ended with " + mep_result_string(result);
+                    " of EP object " + name_ + " ended with " + mep_result_string(result) + queue;
   }
 }
 

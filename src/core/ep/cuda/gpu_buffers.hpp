@@ -102,6 +102,7 @@ class GpuBuffers final : public EpBuffers, public GpuPart {
   bool is_over(const Buffer& buffer) const;
   device::EpLaunch launch(const Buffer& buffer, const EpHandle& handle) const;
   void fill_expanded_view(const Buffer& buffer, mep_ep_view_t* view) const;
+  std::string queue_error_text(const Buffer& buffer, const device::DeviceReport& report) const;
   void read_reports();
 
   Comm& comm_;

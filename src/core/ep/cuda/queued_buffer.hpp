@@ -1,5 +1,5 @@
 // The memory of one buffer of an EP object of which some peers are reached through send queues, and the queues: see
-// kernels/cuda/ep/queue_layout.hpp. By the user's thread, but for keep().
+// kernels/cuda/ep/queue_layout.hpp. By the user's thread, but for what says another.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +36,9 @@ class QueuedBuffer {
   bool reaches(const CommView& view, uint32_t rank) const { return pairs_.reaches(view, rank); }
   // Kernels have ended: see QueuePairs::finish().
   void finish() const { pairs_.finish(); }
+  bool find_error(uint32_t rank, gpu_queue::QueueError* error) {
+    return pairs_.find_error(rank, error);
+  }
   // Control thread: queues of ranks that the view lacks end.
   void keep(const CommView& view) { pairs_.keep(view); }
   // Control thread: all queues end.

@@ -39,18 +39,19 @@ enum class Cause : uint32_t {
   kAborted = 2,      // the abort word says that the epoch is over
   kBadBytes = 3,     // a peer wrote what cannot be
   kOldEpoch = 4,     // the operation was begun in an epoch that is over
-  kUnreachable = 5,  // the queue to a rank has an error
+  kUnreachable = 5,  // the queue to a rank has ended: the rank or the way to it may be gone
+  kRefused = 6,      // the NIC has refused a request of the queue to a rank
 };
 
 struct DeviceReport {
   uint64_t channel;
   uint64_t epoch;
   uint64_t seq;
-  uint32_t missing;  // rank that was waited for, kNobody: none
-  uint32_t phase;    // of the kernel family
-  uint32_t cause;    // Cause
-  uint32_t reserved;
-  uint64_t ready;  // written last: epoch with bit 63 set; 0: nothing to read
+  uint32_t missing;      // rank that was waited for, kNobody: none
+  uint32_t phase;        // of the kernel family
+  uint32_t cause;        // Cause
+  uint32_t queue_error;  // of the queue to `missing`, as its low 32 bits; 0: none
+  uint64_t ready;        // written last: epoch with bit 63 set; 0: nothing to read
 };
 
 struct DeviceChannel {

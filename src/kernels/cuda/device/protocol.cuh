@@ -85,7 +85,7 @@ __device__ inline bool has_failed(const DeviceChannel* channel, uint64_t epoch) 
 
 // The first failure of an epoch is recorded in the channel and told to the host; later ones are not.
 __device__ inline void fail(DeviceChannel* channel, uint64_t epoch, Cause cause, uint32_t missing,
-                            uint32_t phase) {
+                            uint32_t phase, uint32_t queue_error = 0) {
   if (has_failed(channel, epoch)) return;
   auto* claimed = reinterpret_cast<unsigned long long*>(&channel->claimed_epoch);
   if (atomicExch(claimed, static_cast<unsigned long long>(epoch)) == epoch) return;
@@ -100,6 +100,7 @@ __device__ inline void fail(DeviceChannel* channel, uint64_t epoch, Cause cause,
     report->missing = missing;
     report->phase = phase;
     report->cause = static_cast<uint32_t>(cause);
+    report->queue_error = queue_error;
     __threadfence_system();
     store_word(&report->ready, epoch | uint64_t{1} << 63);
   }

@@ -190,6 +190,8 @@ __device__ inline mep_result_t failure_result(const DeviceChannel& channel) {
       return MEP_ERR_TIMEOUT;
     case Cause::kBadBytes:
       return MEP_ERR_MISMATCH;
+    case Cause::kRefused:
+      return MEP_ERR_DEVICE;
     default:
       return MEP_ERR_PEER_FAILED;
   }

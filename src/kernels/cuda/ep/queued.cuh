@@ -87,13 +87,18 @@ struct Queued : Args {
 };
 
 // Whether the call was done; else the failure is recorded. By a whole warp.
-__device__ inline bool is_done(gpu_queue::Status status, const Waiter& waiter, uint32_t rank) {
+__device__ inline bool is_done(gpu_queue::Status status, const gpu_queue::QueuePeer<>& peer,
+                               const Waiter& waiter, uint32_t rank) {
   if (status == gpu_queue::Status::kOk) return true;
-  Cause cause = Cause::kUnreachable;
-  if (status == gpu_queue::Status::kTimedOut) cause = Cause::kDeadline;
-  if (status == gpu_queue::Status::kAborted) cause = Cause::kAborted;
+  gpu_queue::QueueError error{};
+  Cause cause = status == gpu_queue::Status::kTimedOut ? Cause::kDeadline : Cause::kAborted;
+  if (status == gpu_queue::Status::kFailed) {
+    peer.error(&error);
+    cause = error.is_of_peer() ? Cause::kUnreachable : Cause::kRefused;
+  }
   if (threadIdx.x % kWarpThreads == 0) {
-    fail(waiter.channel, waiter.epoch, cause, rank, waiter.phase);
+    fail(waiter.channel, waiter.epoch, cause, rank, waiter.phase,
+         uint32_t{error.wqe_counter} << 16 | uint32_t{error.vendor} << 8 | error.syndrome);
   }
   return false;
 }
@@ -103,7 +108,7 @@ using QueuedDispatch = Queued<DispatchArgs>;
 // The first dispatch of an epoch: nothing of the old one is under way afterwards.
 __device__ inline bool flush_queues(const QueuedDispatch& a, const Waiter& waiter) {
   return a.for_queued_peers(waiter, [&](uint32_t rank, gpu_queue::QueuePeer<> peer) {
-    return is_done(peer.flush(), waiter, rank);
+    return is_done(peer.flush(), peer, waiter, rank);
   });
 }
 
@@ -132,7 +137,7 @@ __device__ inline bool post_counts(const QueuedDispatch& a, const Waiter& waiter
       request = gpu_queue::write_word(a.word_at_peer(peer, a.l.counts_ready, use), tag);
     }
     const bool wants = lane == 0 ? gives_back : lane <= 2;
-    return is_done(peer.post_lanes(wants, request), waiter, rank);
+    return is_done(peer.post_lanes(wants, request), peer, waiter, rank);
   });
 }
 

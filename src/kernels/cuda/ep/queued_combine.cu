@@ -79,7 +79,7 @@ __device__ inline void post_terms(const QueuedCombine& a, const Waiter& waiter, 
                                  a.from_outbox(peer, weights_from), weights_bytes);
     }
     const bool wants = lane == 0 || (lane == 1 && has_weights);
-    good = is_done(peer.post_lanes(wants, request), waiter, target);
+    good = is_done(peer.post_lanes(wants, request), peer, waiter, target);
   });
 }
 
@@ -115,7 +115,7 @@ __device__ inline void tell_outputs(const QueuedCombine& a, const Waiter& waiter
                                       output_word(waiter, rank));
     }
     const bool wants = lane == 0 ? marks(rank) : lane == 1;
-    return is_done(peer.post_lanes(wants, request), waiter, rank);
+    return is_done(peer.post_lanes(wants, request), peer, waiter, rank);
   });
 }
 

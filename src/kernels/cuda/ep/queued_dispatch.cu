@@ -204,7 +204,7 @@ __device__ inline bool post_records(const QueuedDispatch& a, const Waiter& waite
     }
     if (status == gpu_queue::Status::kOk) status = peer.post_lanes(lane <= held, request);
     __syncwarp();
-    return is_done(status, waiter, rank);
+    return is_done(status, peer, waiter, rank);
   });
 }
 

@@ -162,7 +162,7 @@ __device__ inline bool post_rows(const QueuedDispatch& a, const Waiter& waiter, 
       request = gpu_queue::write_word(a.word_at_peer(peer, a.l.rows_ready, use), tag);
     }
     const bool wants = lane == 0 ? count != 0 : lane == 1;
-    return is_done(peer.post_lanes(wants, request), waiter, rank);
+    return is_done(peer.post_lanes(wants, request), peer, waiter, rank);
   });
 }
 

@@ -1,0 +1,96 @@
+// A call tells of a queue that the adapter ends with an error, and ends if nothing completes: on played GPUs, through the C ABI.
+#include <string>
+
+#include "cuda_on_host/adapters.hpp"
+#include "ep_device_rig.hpp"
+
+namespace {
+
+using namespace ep_device;
+using mep::test::played_fabric;
+
+constexpr uint32_t kLimitMs = 1000;  // of an operation
+
+// By rank: of the operations that begin together.
+struct Told {
+  mep_result_t status, result;
+  std::string text;
+};
+std::vector<Told> dispatch_all(Group& group) {
+  for (uint32_t i = 0; i < group.s.ranks; ++i) {
+    mep_result_t called = MEP_SUCCESS;
+    // A call that meets a new view tells of the last one alone.
+    for (int tries = 0; tries < 2; ++tries) {
+      called = group.dispatch(i, 0, 0, Halves::kBoth);
+      if (called == MEP_SUCCESS) break;
+    }
+    need(called, "mep_dispatch");
+  }
+  group.synchronize();
+  std::vector<Told> told;
+  for (Rank& r : group.ranks) {
+    const mep_result_t result = mep_comm_async_result(r.comm);
+    told.push_back({static_cast<mep_result_t>(r.statuses[0].head.result), result,
+                    result == MEP_SUCCESS ? "" : mep_last_error()});
+    std::printf("    %s: %s\n", mep_result_string(told.back().status), told.back().text.c_str());
+  }
+  return told;
+}
+
+void expect_text(const Told& told, uint32_t other, const char* what) {
+  const std::string queue = "the queue to rank " + std::to_string(other) + " has an error at";
+  GPU_CHECK(told.text.find(queue) != std::string::npos && told.text.find(what) != std::string::npos,
+            "\"%s\" lacks \"%s\"", told.text.c_str(), what);
+}
+
+// The last request of the first dispatch of both ranks fails, a word that both wait for until their time is over. The
+// next dispatch meets the error itself.
+void says_what_failed(uint8_t syndrome, mep_result_t result, const char* what) {
+  std::printf("  syndrome 0x%02x\n", syndrome);
+  played_fabric().faults = {};
+  played_fabric().faults.fails_at = 2;
+  played_fabric().faults.syndrome = syndrome;
+  Group group({2, false}, kLimitMs);
+  for (const mep_result_t wanted : {mep_result_t{MEP_ERR_TIMEOUT}, result}) {
+    const std::vector<Told> told = dispatch_all(group);
+    int found = 0;
+    for (uint32_t i = 0; i < 2; ++i) {
+      if (told[i].status != wanted) continue;
+      ++found;
+      expect_text(told[i], 1 - i, what);
+      GPU_CHECK(told[i].result == wanted, "rank %u: %s", i, mep_result_string(told[i].result));
+    }
+    GPU_CHECK(found != 0, "no rank has %s", mep_result_string(wanted));
+  }
+}
+
+// Words arrive. The first dispatch of a view waits for completions of what was posted before.
+void ends_at_its_deadline() {
+  std::printf("  no completions\n");
+  played_fabric().faults = {};
+  played_fabric().faults.never_completes = true;
+  Group group({2, false}, 2 * kLimitMs);  // the first has to be in time
+  for (const Told& told : dispatch_all(group)) {
+    GPU_CHECK(told.status == MEP_SUCCESS, "%s", mep_result_string(told.status));
+  }
+  need(group.dispatch(0, 0, 0, Halves::kBoth), "mep_dispatch of one rank");
+  group.synchronize();
+  GPU_CHECK(group.ranks[0].statuses[0].head.result == MEP_ERR_TIMEOUT, "no new view");
+  int found = 0;
+  for (const Told& told : dispatch_all(group)) found += told.status == MEP_ERR_TIMEOUT ? 1 : 0;
+  GPU_CHECK(found != 0, "no rank has MEP_ERR_TIMEOUT");
+  // Else their objects would wait for completions, too.
+  for (const Rank& r : group.ranks) need(mep_comm_abort(r.comm), "mep_comm_abort");
+}
+
+}  // namespace
+
+int main() {
+  says_what_failed(0x15, MEP_ERR_PEER_FAILED, "syndrome 0x15 (the other end does not answer");
+  says_what_failed(0x13, MEP_ERR_DEVICE, "syndrome 0x13 (no access to the memory of the other end");
+  says_what_failed(0x04, MEP_ERR_DEVICE, "syndrome 0x04 (no access to the local memory");
+  says_what_failed(0x05, MEP_ERR_PEER_FAILED, "syndrome 0x05 (flushed");
+  ends_at_its_deadline();
+  std::printf(failure_count() == 0 ? "queue_errors_test: passed\n" : "queue_errors_test: FAILED\n");
+  return failure_count() == 0 ? 0 : 1;
+}
