@@ -340,13 +340,14 @@ void wrong_arguments(void**) {
 
 // The pairs of an object that has the memory of an end.
 struct OnePair {
-  explicit OnePair(End* end) {
+  explicit OnePair(End* end, uint32_t suspect_ms = 5000) {
     assert_int_equal(m::Adapter::open(end->firmware, "model", &adapter), MEP_SUCCESS);
     pairs = std::make_unique<m::AdapterPairs>(adapter.get());
     auto* window = reinterpret_cast<std::byte*>(end->target.data());
     auto* source = reinterpret_cast<std::byte*>(end->source.data());
-    assert_int_equal(pairs->open({window, sizeof end->target, source, sizeof end->source}),
-                     MEP_SUCCESS);
+    assert_int_equal(
+        pairs->open({window, sizeof end->target, source, sizeof end->source}, suspect_ms),
+        MEP_SUCCESS);
     assert_int_equal(pairs->make({end->memory, kEntries, end->ready}, &end->queue, &pair),
                      MEP_SUCCESS);
   }
@@ -378,14 +379,54 @@ void wrong_addresses(void**) {
   assert_int_equal(end.firmware.steps, steps);  // without a command
 }
 
+// The adapter gives up when the world does, but for times that no network has.
+void tries_follow_the_time_of_suspicion(void**) {
+  struct Case {
+    uint32_t suspect_ms, exponent;
+  };
+  // 8 tries of 4.096 us * 2^17 are 4.3 s.
+  for (const Case& each : {Case{1, 14},
+                           {537, 14},
+                           {1100, 15},
+                           {4294, 17},
+                           {5000, 17},
+                           {8600, 18},
+                           {34'000, 19},
+                           {35'000, 20},
+                           {UINT32_MAX, 20}}) {
+    ModelFabric fabric;
+    End left(&fabric, Link::kRoce, 1);
+    End right(&fabric, Link::kRoce, 2);
+    uint64_t exponent = 0, retries = 0;
+    left.firmware.alter = [&](m::Mailbox* in) {
+      if (in->get(m::kOpcode) != static_cast<uint64_t>(m::Command::kRtr2Rts)) return;
+      exponent = in->get(m::in_path(m::path::kAckTimeout));
+      retries = in->get(m::in_qp(m::qp::kRetries));
+    };
+    OnePair own(&left, each.suspect_ms);
+    const OnePair other(&right);
+    const std::vector<std::byte> address = other.pair->address();
+    PeerEnd peer;
+    peer.address = address;
+    assert_int_equal(own.pair->connect(peer, &left.queue), MEP_SUCCESS);
+    assert_int_equal(exponent, each.exponent);
+    assert_int_equal(retries, 7);
+  }
+}
+
 }  // namespace
 
 int main() {
   const CMUnitTest tests[] = {
-      cmocka_unit_test(requests_travel), cmocka_unit_test(each_step_is_refused),
-      cmocka_unit_test(each_bit_counts), cmocka_unit_test(unreachable_peers),
-      cmocka_unit_test(stopped_queues),  cmocka_unit_test(what_adapters_lack),
-      cmocka_unit_test(wrong_arguments), cmocka_unit_test(wrong_addresses),
+      cmocka_unit_test(requests_travel),
+      cmocka_unit_test(each_step_is_refused),
+      cmocka_unit_test(each_bit_counts),
+      cmocka_unit_test(unreachable_peers),
+      cmocka_unit_test(stopped_queues),
+      cmocka_unit_test(what_adapters_lack),
+      cmocka_unit_test(wrong_arguments),
+      cmocka_unit_test(wrong_addresses),
+      cmocka_unit_test(tries_follow_the_time_of_suspicion),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -30,7 +30,8 @@ mep_result_t QueuePairs::offer(uint64_t id, size_t bytes, const Memory& memory) 
   reached_.resize(comm_.size());
   pairs_.resize(comm_.size());
   fenced_.resize(comm_.size());
-  MEP_TRY(nic_->open({windows_.data(), bytes, memory.source, memory.source_bytes}));
+  MEP_TRY(nic_->open({windows_.data(), bytes, memory.source, memory.source_bytes},
+                     comm_.world().config().suspect_ms));
   for (uint32_t rank = 0; rank < comm_.size(); ++rank) {
     if (has_pair(rank)) MEP_TRY(make_pair(rank));
   }

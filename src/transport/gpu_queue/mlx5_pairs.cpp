@@ -14,8 +14,8 @@
 namespace mep::gpu_queue::mlx5 {
 namespace {
 
-constexpr uint64_t kWordInRecordPage = 64;      // which a carrier takes doorbells from
-constexpr uint64_t kFinishNs = 60'000'000'000;  // longer than the adapter tries to reach a peer
+constexpr uint64_t kWordInRecordPage = 64;  // which a carrier takes doorbells from
+constexpr uint64_t kMostOfTries = 4;        // an adapter's tries may take so many times their name
 
 // A pair tells it to its peer.
 struct Told {
@@ -53,8 +53,12 @@ mep_result_t named(const std::string& name, mep_result_t result) {
 class AdapterPair final : public NicPair {
  public:
   AdapterPair(Adapter* adapter, std::unique_ptr<SendQueuePair> pair, const Queue& queue,
-              const RegisteredMemory& window, const std::byte* window_data)
-      : adapter_(adapter), pair_(std::move(pair)), queue_(queue), ready_(queue.entries) {
+              const RegisteredMemory& window, const std::byte* window_data, uint32_t ack_timeout)
+      : adapter_(adapter),
+        finish_ns_(kMostOfTries * tries_ns(ack_timeout)),
+        pair_(std::move(pair)),
+        queue_(queue),
+        ready_(queue.entries) {
     queue_.ready = ready_.data();
     const QueueAddress& port = adapter->port().address;
     told_ = {std::bit_cast<uint64_t>(window_data),
@@ -125,7 +129,7 @@ class AdapterPair final : public NicPair {
     queue_.reserved = queue_.rung = told;
     queue_.done = told - static_cast<uint16_t>(told - first_open);
     if (queue_.done == told) return;
-    const Patience patience{SystemMemory::nanoseconds() + kFinishNs, &has_failed_, 1};
+    const Patience patience{SystemMemory::nanoseconds() + finish_ns_, &has_failed_, 1};
     const Status status = SendQueue<>(&queue_, patience).flush();
     if (status == Status::kTimedOut) {
       log(LogLevel::kWarn, "an adapter did not complete the requests of queue pair %u in time",
@@ -156,6 +160,7 @@ class AdapterPair final : public NicPair {
   }
 
   Adapter* const adapter_;
+  const uint64_t finish_ns_;  // the adapter has given up by then
   DoorbellCarrier* carrier_ = nullptr;
   std::unique_ptr<SendQueuePair> pair_;
   Told told_;
@@ -182,8 +187,9 @@ AdapterPairs::~AdapterPairs() {
   window_.reset();
 }
 
-mep_result_t AdapterPairs::open(const Memory& memory) {
+mep_result_t AdapterPairs::open(const Memory& memory, uint32_t suspect_ms) {
   memory_ = memory;
+  ack_timeout_ = ack_timeout_for(suspect_ms);
   return named(adapter_->name(), register_memory(memory));
 }
 
@@ -198,6 +204,7 @@ mep_result_t AdapterPairs::create(const Ring& ring, std::unique_ptr<SendQueuePai
   SendQueuePair::Options options;
   options.entries = ring.entries;
   options.mtu = adapter_->port().address.mtu;
+  options.ack_timeout = ack_timeout_;
   options.memory = {ring.memory, QueueLayout(ring.entries).bytes, -1};
   MEP_TRY(random_psn(&options.first_psn));
   const std::lock_guard lock(adapter_->mutex());
@@ -220,8 +227,8 @@ mep_result_t AdapterPairs::make(const Ring& ring, Queue* queue, std::unique_ptr<
     queue->doorbell = reinterpret_cast<uint64_t*>(ring.memory + layout.record + kWordInRecordPage);
   }
   return guarded([&] {
-    auto made =
-        std::make_unique<AdapterPair>(adapter_, std::move(pair), *queue, *window_, memory_.window);
+    auto made = std::make_unique<AdapterPair>(adapter_, std::move(pair), *queue, *window_,
+                                              memory_.window, ack_timeout_);
     if (carrier_ != nullptr) MEP_TRY(made->be_rung_by(carrier_));
     *out = std::move(made);
     return mep_result_t{MEP_SUCCESS};

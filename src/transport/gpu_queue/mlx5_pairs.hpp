@@ -46,7 +46,7 @@ class AdapterPairs final : public NicPairs {
 
   size_t bytes_of(uint32_t entries) const override { return QueueLayout(entries).bytes; }
   bool tells() const override { return true; }
-  [[nodiscard]] mep_result_t open(const Memory& memory) override;
+  [[nodiscard]] mep_result_t open(const Memory& memory, uint32_t suspect_ms) override;
   [[nodiscard]] mep_result_t make(const Ring& ring, Queue* queue,
                                   std::unique_ptr<NicPair>* out) override;
 
@@ -57,6 +57,7 @@ class AdapterPairs final : public NicPairs {
   Adapter* const adapter_;
   DoorbellCarrier* const carrier_;
   Memory memory_;
+  uint32_t ack_timeout_ = kLongestAckTimeout;
   std::unique_ptr<RegisteredMemory> window_;
   std::unique_ptr<RegisteredMemory> source_;
 };

@@ -15,9 +15,7 @@ constexpr uint32_t kDefaultTimestamps = 1;
 constexpr uint32_t kNoReceiveQueue = 3;
 constexpr uint32_t kAtomicsUpTo8Bytes = 3;
 constexpr uint32_t kLogMaxMessage = 30;
-constexpr uint32_t kTries = 7;
 constexpr uint32_t kNotReadyTimer = 12;  // 0.64 ms
-constexpr uint32_t kAckTimeout = 20;     // 4.3 s for a try, by its name
 constexpr uint32_t kHops = 255;
 constexpr uint32_t kFirstUdpPort = 0xc000;  // of RoCE v2; above it ports differ by queue pair
 constexpr uint32_t kUdpPorts = 0x4000;
@@ -255,9 +253,9 @@ mep_result_t SendQueuePair::connect(const QueueAddress& peer, const PathOptions&
   Mailbox to_send(kLongBytes);
   to_send.set(in_qp(qp::kPathMigration), kMigrated);
   to_send.set(in_qp(qp::kNextSendPsn), options_.first_psn);
-  to_send.set(in_qp(qp::kRetries), kTries);
-  to_send.set(in_qp(qp::kNotReadyRetries), kTries);
-  to_send.set(in_path(path::kAckTimeout), kAckTimeout);
+  to_send.set(in_qp(qp::kRetries), kTries - 1);
+  to_send.set(in_qp(qp::kNotReadyRetries), kTries - 1);
+  to_send.set(in_path(path::kAckTimeout), options_.ack_timeout);
   return change(&to_send, Command::kRtr2Rts);
 }
 

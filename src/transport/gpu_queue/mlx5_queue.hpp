@@ -44,12 +44,29 @@ struct QueueLayout {
   uint64_t bytes;
 };
 
+// How long an adapter tries to reach a peer: so often, and for each try it waits 4.096 us * 2^ack_timeout by its name; an
+// adapter may take up to four times that.
+constexpr uint32_t kTries = 8;
+constexpr uint32_t kShortestAckTimeout = 14, kLongestAckTimeout = 20;  // 0.5 s and 34 s of tries
+constexpr uint64_t tries_ns(uint32_t ack_timeout) {
+  return uint64_t{kTries} * 4096 << ack_timeout;
+}
+// With which the tries take at most the time after which the world counts a silent peer as lost.
+constexpr uint32_t ack_timeout_for(uint32_t suspect_ms) {
+  uint32_t ack_timeout = kLongestAckTimeout;
+  while (ack_timeout > kShortestAckTimeout && tries_ns(ack_timeout) / 1'000'000 > suspect_ms) {
+    --ack_timeout;
+  }
+  return ack_timeout;
+}
+
 class SendQueuePair {
  public:
   struct Options {
     uint32_t entries = 0;  // power of two
     uint32_t mtu = 0;
     uint32_t first_psn = 0;
+    uint32_t ack_timeout = kLongestAckTimeout;
     MemoryRange memory;  // QueueLayout(entries).bytes
   };
 

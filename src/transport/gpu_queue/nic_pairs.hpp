@@ -72,8 +72,8 @@ class NicPairs {
   // Whether pairs connect by addresses that their peers give. Then peers write to the window by pairs that are connected
   // here, and in no other way.
   virtual bool tells() const = 0;
-  // Once, before the first pair; the memory outlives this object.
-  [[nodiscard]] virtual mep_result_t open(const Memory& memory) = 0;
+  // Once, before the first pair; the memory outlives this object. A peer that is silent for so long counts as lost.
+  [[nodiscard]] virtual mep_result_t open(const Memory& memory, uint32_t suspect_ms) = 0;
   // This object outlives the pair. *queue is as posters need it, but for the peer's window.
   [[nodiscard]] virtual mep_result_t make(const Ring& ring, Queue* queue,
                                           std::unique_ptr<NicPair>* out) = 0;

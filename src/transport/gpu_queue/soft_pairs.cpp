@@ -83,7 +83,7 @@ size_t SoftPairs::ring_bytes(uint32_t entries) {
   return sizeof(Words) + entries * sizeof(Request);
 }
 
-mep_result_t SoftPairs::open(const Memory& memory) {
+mep_result_t SoftPairs::open(const Memory& memory, uint32_t /*suspect_ms*/) {
   memory_ = memory;
   return MEP_SUCCESS;
 }
