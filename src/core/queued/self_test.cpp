@@ -7,6 +7,7 @@
 #include "base/status.hpp"
 #include "core/world/remote.hpp"
 #include "transport/gpu_queue/peer.hpp"
+#include "transport/gpu_queue/request_check.hpp"
 
 namespace mep {
 namespace {
@@ -85,9 +86,8 @@ mep_result_t SelfTest::check(Status status, uint32_t to, gpu_queue::Queue* queue
   if (status == Status::kOk) return MEP_SUCCESS;
   QueueError error{};
   if (QueuePeer<>(queue, {}).error(&error)) {
-    return fail(MEP_ERR_DEVICE,
-                "HCA %s: a put to rank %u failed: syndrome 0x%02x, vendor's syndrome 0x%02x",
-                hca_.c_str(), to, error.syndrome, error.vendor);
+    return fail(MEP_ERR_DEVICE, "HCA %s: a put to rank %u had %s", hca_.c_str(), to,
+                text_of(error).c_str());
   }
   return fail(MEP_ERR_TIMEOUT,
               "HCA %s: %llu of %llu requests of a put to rank %u completed in time", hca_.c_str(),
