@@ -60,6 +60,15 @@ void ControlThread::part_with(const membership::Removal& removal, uint64_t epoch
   end_link(removal.slot);
 }
 
+// Members have a link to each joiner that they admit. Of two that they admit together one may have missed the other, and
+// neither would ever have the other's windows.
+void ControlThread::note_unlinked(const membership::Member& member) {
+  const WorldPeer& peer = peers_[member.slot];
+  const bool is_linked = peer.link != nullptr && peer.identity.incarnation == member.incarnation;
+  if (is_linked || member.slot == peers_.self_slot()) return;
+  membership_->on_connection_lost(member.slot, member.incarnation);
+}
+
 void ControlThread::act(const membership::InstallView& action) {
   MEP_FAILPOINT("commit");
   change_->commit();
@@ -88,6 +97,7 @@ void ControlThread::act(const membership::InstallView& action) {
   for (const membership::Member& member : action.decision->added) {
     admission.added.push_back(member.slot);
     joiners_->take_in(member.slot, action.view->epoch);
+    note_unlinked(member);
   }
   if (action.joined || action.recover_answered != 0) {
     admissions_.answer(action.joined ? action.decision->recover_seq : action.recover_answered,

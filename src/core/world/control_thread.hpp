@@ -127,6 +127,7 @@ class ControlThread {
   void act(const membership::SendView& action);
   void act(const membership::InstallView& action);
   void part_with(const membership::Removal& removal, uint64_t epoch);
+  void note_unlinked(const membership::Member& member);
   void act(const membership::SelfEvicted& action);
   void act(const membership::NoQuorum& action);
   void act(const membership::JoinFailed& action);
