@@ -2,6 +2,7 @@
 // fabric that all ranks share.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -39,6 +40,14 @@ class RankNic {
   RankNic(const RankNic&) = delete;
   RankNic& operator=(const RankNic&) = delete;
 
+  // Before start(), of an adapter: commands that stop a pair come back when *are_held is false.
+  void hold_stops(const std::atomic<bool>* are_held) {
+    firmware_->alter = [are_held](mep::test::m::Mailbox* in) {
+      namespace m = mep::test::m;
+      const bool stops = in->get(m::kOpcode) == static_cast<uint64_t>(m::Command::kToError);
+      while (stops && *are_held) pause_us(100);
+    };
+  }
   mep_result_t start() {
     if (firmware_ == nullptr) return soft_.start();
     if (has_carrier_) COLL_OK(report_, carrier_.start());

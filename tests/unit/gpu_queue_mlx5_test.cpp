@@ -2,9 +2,11 @@
 // Queue pairs of mlx5 NICs against a model of the firmware: how they are made, connected, and end; each command refused at
 // each step; each bit of each command changed; and requests that travel. It alone finds a command that a NIC would refuse.
 // 2 s.
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <thread>
 
 #include "support/cmocka_cpp.hpp"
 #include "support/mlx5_firmware.hpp"
@@ -379,6 +381,48 @@ void wrong_addresses(void**) {
   assert_int_equal(end.firmware.steps, steps);  // without a command
 }
 
+// Without a command: the pair is in reset.
+void stopped_before_it_connects(void**) {
+  ModelFabric fabric;
+  End left(&fabric, Link::kRoce, 1);
+  End right(&fabric, Link::kRoce, 2);
+  OnePair own(&left);
+  const OnePair other(&right);
+  const uint32_t steps = left.firmware.steps;
+  assert_int_equal(own.pair->fail(mep::Deadline::never()), MEP_SUCCESS);
+  const std::vector<std::byte> address = other.pair->address();
+  PeerEnd peer;
+  peer.address = address;
+  assert_int_equal(own.pair->connect(peer, &left.queue), MEP_SUCCESS);
+  assert_int_equal(left.firmware.steps, steps);
+}
+
+// A caller waits until its deadline alone, and the next not at all. After remove() a command has ended, or never runs.
+void adapters_that_hang(void**) {
+  m::PairStopper stopper;
+  assert_int_equal(stopper.start(), MEP_SUCCESS);
+  std::atomic<bool> has_begun{false}, hangs{true}, has_ended{false};
+  m::PairStopper::Stop first{[&] {
+    has_begun = true;
+    while (hangs) std::this_thread::yield();
+    has_ended = true;
+    return mep_result_t{MEP_SUCCESS};
+  }};
+  m::PairStopper::Stop second{[] { return mep_result_t{MEP_ERR_INTERNAL}; }};
+  m::PairStopper::Stop third{[] { return mep_result_t{MEP_ERR_SYSTEM}; }};
+  assert_int_equal(stopper.run(&first, mep::Deadline::after_ms(10)), MEP_ERR_TIMEOUT);
+  while (!has_begun) std::this_thread::yield();
+  assert_int_equal(stopper.run(&second, mep::Deadline::never()), MEP_ERR_TIMEOUT);
+  stopper.remove(&second);
+  hangs = false;
+  stopper.remove(&first);
+  assert_true(has_ended);
+  assert_int_equal(first.result.value(), MEP_SUCCESS);
+  assert_int_equal(stopper.run(&third, mep::Deadline::never()), MEP_ERR_SYSTEM);
+  assert_false(second.result.has_value());
+  stopper.remove(&third);
+}
+
 // The adapter gives up when the world does, but for times that no network has.
 void tries_follow_the_time_of_suspicion(void**) {
   struct Case {
@@ -426,6 +470,8 @@ int main() {
       cmocka_unit_test(what_adapters_lack),
       cmocka_unit_test(wrong_arguments),
       cmocka_unit_test(wrong_addresses),
+      cmocka_unit_test(stopped_before_it_connects),
+      cmocka_unit_test(adapters_that_hang),
       cmocka_unit_test(tries_follow_the_time_of_suspicion),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);

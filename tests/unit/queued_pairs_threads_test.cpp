@@ -289,42 +289,6 @@ void queues_to_a_lost_rank_end(void**) {
   }
 }
 
-// This is what the loss of a process of this host that may still run would do. While nobody posts.
-void give_new_pages(mep_comm_t comm, std::atomic<int>* quiet, Report& report) {
-  const mep::CommIdentity& identity = comm->comm->identity();
-  const auto size = static_cast<int>(identity.slots().size());
-  const auto meet = [&](int count) {
-    quiet->fetch_add(1);
-    (void)wait_until(report, "quiet", [&] { return quiet->load() >= count * size; });
-  };
-  const uint32_t other = identity.slots()[(identity.rank() + 1) % identity.slots().size()];
-  mep::AwaitedWindows awaited;
-  mep::membership::SlotSet unreached;
-  meet(1);
-  COLL_CHECK(report, identity.world().call([&] {
-    identity.world().windows().renew(other, {}, &awaited, &unreached);
-  }));
-  meet(2);
-}
-
-void windows_of_adapters_keep_their_pages(void**) {
-  for (const Way* way : {&kMapped, &kAdapters}) {
-    std::atomic<int> quiet{0};
-    on_ranks(*way, 3, [&](int rank, mep_comm_t comm, Report& report) {
-      RankNic nic(static_cast<uint32_t>(rank), report);
-      COLL_OK(report, nic.start());
-      Pairs pairs(comm, &nic, 16, report);
-      COLL_OK(report, pairs.make(0x5a'0000));
-      COLL_OK(report, mep_barrier(comm, nullptr));
-      if (report.bad()) return;
-      give_new_pages(comm, &quiet, report);
-      COLL_CHECK(report, pairs.has_new_pages() != way->by_adapters);
-      run_traffic(&pairs, 5, all);
-      COLL_OK(report, mep_barrier(comm, nullptr));
-    });
-  }
-}
-
 // A view may have another process in the place of one that was lost.
 void a_process_that_took_a_place_is_another(void**) {
   for (const Way* way : kWays) {
@@ -556,7 +520,6 @@ int main(int argc, char** argv) {
   const CMUnitTest tests[] = {cmocka_unit_test(every_rank_to_every_rank),
                               cmocka_unit_test(what_is_outside_ends_its_queue),
                               cmocka_unit_test(queues_to_a_lost_rank_end),
-                              cmocka_unit_test(windows_of_adapters_keep_their_pages),
                               cmocka_unit_test(a_process_that_took_a_place_is_another),
                               cmocka_unit_test(joiners_get_queues),
                               cmocka_unit_test(an_object_that_ends_delivers),

@@ -7,6 +7,11 @@
 #include "base/status.hpp"
 
 namespace mep {
+namespace {
+
+constexpr uint64_t kFailMs = 1000;  // for all pairs that a call ends
+
+}  // namespace
 
 QueuePairs::~QueuePairs() {
   finish();
@@ -97,8 +102,8 @@ mep_result_t QueuePairs::replace_ended(const CommView& view) {
     std::unique_ptr<gpu_queue::NicPair> ended;
     {
       const std::lock_guard lock(mutex_);
-      if (pairs_[rank].served != 0)
-        (void)fail(rank);  // keep() has not been called for the view yet
+      // Unless keep() has been called for the view.
+      if (pairs_[rank].served != 0) (void)fail(rank, Deadline::after_ms(kFailMs));
       ended = std::exchange(pairs_[rank], {}).pair;
     }
     ended.reset();
@@ -129,13 +134,15 @@ mep_result_t QueuePairs::reach(uint32_t rank, const CommView& view, const Deadli
 
 mep_result_t QueuePairs::serve(const gpu_queue::PeerEnd& peer, uint32_t rank,
                                const CommView& view) {
-  const std::lock_guard lock(mutex_);
-  const bool has_left = kept_epoch_ > view.epoch && members_[rank] != view.incarnations[rank];
-  if (has_ended_ || has_left || fenced_[rank] == view.incarnations[rank]) return MEP_SUCCESS;
-  pairs_[rank].is_used = true;
-  MEP_TRY(pairs_[rank].pair->connect(peer, &queues_[rank]));
-  pairs_[rank].served = view.incarnations[rank];
-  return MEP_SUCCESS;
+  {
+    const std::lock_guard lock(mutex_);
+    const bool has_left = kept_epoch_ > view.epoch && members_[rank] != view.incarnations[rank];
+    if (has_ended_ || has_left || fenced_[rank] == view.incarnations[rank]) return MEP_SUCCESS;
+    pairs_[rank].is_used = true;
+    pairs_[rank].served = view.incarnations[rank];
+  }
+  // Without the mutex, which the control thread takes: an adapter may be slow.
+  return pairs_[rank].pair->connect(peer, &queues_[rank]);
 }
 
 bool QueuePairs::find_error(uint32_t rank, gpu_queue::QueueError* error) {
@@ -159,10 +166,12 @@ void QueuePairs::finish() const {
 
 void QueuePairs::keep(const CommView& view) {
   const std::lock_guard lock(mutex_);
+  const Deadline deadline = Deadline::after_ms(kFailMs);
   members_ = view.incarnations;
   kept_epoch_ = view.epoch;
   for (uint32_t rank = 0; rank < pairs_.size(); ++rank) {
-    if (pairs_[rank].served != 0 && pairs_[rank].served != members_[rank]) (void)fail(rank);
+    const uint64_t served = pairs_[rank].served;
+    if (served != 0 && served != members_[rank]) (void)fail(rank, deadline);
   }
 }
 
@@ -173,22 +182,23 @@ mep_result_t QueuePairs::fence(uint32_t slot, uint64_t incarnation) {
   const auto rank = static_cast<uint32_t>(found - slots.begin());
   const std::lock_guard lock(mutex_);
   fenced_[rank] = incarnation;
-  return pairs_[rank].served == incarnation ? fail(rank) : MEP_SUCCESS;
+  return pairs_[rank].served == incarnation ? fail(rank, Deadline::after_ms(kFailMs)) : MEP_SUCCESS;
 }
 
 void QueuePairs::end() {
   const std::lock_guard lock(mutex_);
+  const Deadline deadline = Deadline::after_ms(kFailMs);
   has_ended_ = true;
   for (uint32_t rank = 0; rank < pairs_.size(); ++rank) {
-    if (pairs_[rank].served != 0) (void)fail(rank);
+    if (pairs_[rank].served != 0) (void)fail(rank, deadline);
   }
 }
 
 // Under the mutex. The next process in this place does not get the pair's address.
-mep_result_t QueuePairs::fail(uint32_t rank) {
+mep_result_t QueuePairs::fail(uint32_t rank, const Deadline& deadline) {
   pairs_[rank].served = 0;
   comm_.world().windows().set_note(windows_.own()->id(), comm_.slots()[rank], {});
-  return pairs_[rank].pair->fail();
+  return pairs_[rank].pair->fail(deadline);
 }
 
 }  // namespace mep

@@ -81,7 +81,7 @@ class QueuePairs {
   struct Pair {
     std::unique_ptr<gpu_queue::NicPair> pair;  // null: kernels do not post there
     bool is_used = false;                      // it was connected, and cannot be again
-    uint64_t served = 0;                       // to which process, while the NIC serves it
+    uint64_t served = 0;  // to which process, while the NIC connects or serves it
   };
 
   mep_result_t make_pair(uint32_t rank);
@@ -90,7 +90,7 @@ class QueuePairs {
   mep_result_t serve(const gpu_queue::PeerEnd& peer, uint32_t rank, const CommView& view);
   // Control thread: the process in the slot writes to the window no more.
   mep_result_t fence(uint32_t slot, uint64_t incarnation);
-  mep_result_t fail(uint32_t rank);
+  mep_result_t fail(uint32_t rank, const Deadline& deadline);
 
   const CommIdentity& comm_;
   const std::vector<bool> mapped_;

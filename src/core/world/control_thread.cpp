@@ -124,8 +124,10 @@ void ControlThread::loop() {
       is_last = stopping_.load(std::memory_order_acquire);
       round();
     }
+  } catch (const CannotFence&) {
+    end_early(MEP_ERR_SYSTEM);
   } catch (const std::bad_alloc&) {
-    end_for_memory();
+    end_early(MEP_ERR_NO_MEMORY);
   }
   if (metrics_.is_wanted()) metrics_.write(participants_, now_ns());
   // Until here no caller goes on, so all participants are there.
@@ -159,10 +161,11 @@ void ControlThread::run_out_of_memory() {
 }
 
 // Nothing in here may throw.
-void ControlThread::end_for_memory() {
-  log(LogLevel::kError, "out of memory: this rank ends its part of the world");
+void ControlThread::end_early(mep_result_t result) {
   // No thread of this rank completes anything more; then the others are told.
-  end_world(MEP_ERR_NO_MEMORY);
+  end_world(result);
+  (void)end_.fail_as_ended();
+  log(LogLevel::kError, "%s", last_error_text());
   try {
     membership_->on_exhausted();
     for (const membership::Action& action : membership_->take_actions()) {

@@ -6,7 +6,8 @@
 // waits for the end of a copy (PostingGate::close()).
 //
 // Where memory runs out, here or in an operation on another thread (run_out_of_memory), the thread ends: all calls
-// of this rank answer MEP_ERR_NO_MEMORY, and its links end.
+// of this rank answer MEP_ERR_NO_MEMORY, and its links end. So it does, with MEP_ERR_SYSTEM, where an adapter cannot be kept
+// from writing for a lost rank.
 #pragma once
 
 #include <atomic>
@@ -39,6 +40,12 @@
 #include "core/world/world_windows.hpp"
 
 namespace mep {
+
+// Ends this rank's part: it must not agree on a view without a process that may still write to its windows.
+class CannotFence : public std::bad_alloc {
+ public:
+  const char* what() const noexcept override { return "a lost rank may write to a window"; }
+};
 
 class ControlThread {
  public:
@@ -98,7 +105,7 @@ class ControlThread {
   void loop();
   void first_round();
   void round();
-  void end_for_memory();
+  void end_early(mep_result_t result);
   void tick();
   int wait_ms() const;
   // Every later call of this rank answers `result`.

@@ -26,6 +26,10 @@ const char* text_of(mep_result_t ended) {
       return "this rank ran out of memory or descriptors and gave up: destroy the communicator; "
              "mep_comm_join comes "
              "back";
+    case MEP_ERR_SYSTEM:
+      return "an adapter of this rank did not stop a queue pair to a lost rank, which might go on "
+             "writing here (the log names both), and so this rank gave up: destroy the "
+             "communicator; mep_comm_join comes back";
     default:
       return "it has ended for this rank: only mep_comm_destroy is left";
   }

@@ -429,7 +429,7 @@ void WorldWindows::fence(uint32_t slot, uint64_t incarnation) const {
   if (directory_.fence(slot, incarnation) == MEP_SUCCESS) return;
   log(LogLevel::kError, "cannot fence rank %u out of a window: %s", slot, last_error_text());
   // It could go on writing there, so this rank must not agree.
-  throw std::bad_alloc();
+  throw CannotFence();
 }
 
 void WorldWindows::renew(uint32_t excluded, const membership::SlotSet& joiners,

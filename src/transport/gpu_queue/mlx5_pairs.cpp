@@ -73,7 +73,10 @@ class AdapterPair final : public NicPair {
              adapter->capabilities().is_ethernet,
              Told::kVersion};
   }
-  ~AdapterPair() override { end(); }
+  ~AdapterPair() override {
+    adapter_->stopper().remove(&stop_);
+    end();
+  }
   AdapterPair(const AdapterPair&) = delete;
   AdapterPair& operator=(const AdapterPair&) = delete;
 
@@ -105,10 +108,13 @@ class AdapterPair final : public NicPair {
     mep_result_t connected = MEP_SUCCESS;
     {
       const std::lock_guard lock(adapter_->mutex());
+      // The stopper locks after fail() has set this: it finds the pair connected, or this is found set.
+      if (SystemMemory::load_abort(&has_failed_) != 0) return MEP_SUCCESS;
+      is_connected_ = true;
       connected = pair_->connect(address, adapter_->port().path);
     }
     if (connected != MEP_SUCCESS) {
-      has_failed_ = 1;
+      set_failed();
       end();  // it may receive already
       return named(adapter_->name(), connected);
     }
@@ -137,19 +143,29 @@ class AdapterPair final : public NicPair {
     }
   }
 
-  mep_result_t fail() override {
-    // It says everything itself and orders nothing.
-    __atomic_store_n(&has_failed_, 1, __ATOMIC_RELAXED);
-    const std::lock_guard lock(adapter_->mutex());
-    const mep_result_t failed = pair_->fail();
-    if (failed != MEP_SUCCESS) {
-      log(LogLevel::kError, "queue pair %u cannot be stopped: %s", queue_.queue_pair,
-          last_error_text());
-    }
-    return failed;
+  mep_result_t fail(const Deadline& deadline) override {
+    set_failed();
+    const mep_result_t failed = adapter_->stopper().run(&stop_, deadline);
+    if (failed == MEP_SUCCESS) return MEP_SUCCESS;
+    return mep::fail(MEP_ERR_SYSTEM, "HCA %s %s queue pair %u", adapter_->name().c_str(),
+                     failed == MEP_ERR_TIMEOUT ? "has not yet stopped" : "refused to stop",
+                     queue_.queue_pair);
   }
 
  private:
+  // It says everything itself; locks order it before what connect() reads.
+  void set_failed() { __atomic_store_n(&has_failed_, 1, __ATOMIC_RELAXED); }
+  // The stopper's thread.
+  mep_result_t stop() {
+    const std::lock_guard lock(adapter_->mutex());
+    if (pair_ == nullptr || !is_connected_) return MEP_SUCCESS;
+    const mep_result_t stopped = guarded([&] { return pair_->fail(); });
+    if (stopped != MEP_SUCCESS) {
+      log(LogLevel::kError, "queue pair %u cannot be stopped: %s", queue_.queue_pair,
+          last_error_text());
+    }
+    return stopped;
+  }
   void end() {
     if (carrier_ != nullptr) carrier_->remove(queue_.doorbell);
     const std::lock_guard lock(adapter_->mutex());
@@ -162,7 +178,9 @@ class AdapterPair final : public NicPair {
   Adapter* const adapter_;
   const uint64_t finish_ns_;  // the adapter has given up by then
   DoorbellCarrier* carrier_ = nullptr;
-  std::unique_ptr<SendQueuePair> pair_;
+  PairStopper::Stop stop_{[this] { return stop(); }};
+  std::unique_ptr<SendQueuePair> pair_;  // this and the next change under the adapter's mutex
+  bool is_connected_ = false;            // or partly
   Told told_;
   Queue queue_;                  // for finish()
   std::vector<uint64_t> ready_;  // its own
@@ -176,6 +194,7 @@ mep_result_t Adapter::open(Device& device, const std::string& name, std::unique_
     std::unique_ptr<Adapter> made(new Adapter(device, name));
     MEP_TRY(read_capabilities(device, &made->capabilities_));
     MEP_TRY(device.find_port(&made->port_));
+    MEP_TRY(made->stopper_.start());
     *out = std::move(made);
     return MEP_SUCCESS;
   });

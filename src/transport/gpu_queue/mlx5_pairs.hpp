@@ -8,6 +8,7 @@
 #include "transport/gpu_queue/doorbell_carrier.hpp"
 #include "transport/gpu_queue/mlx5_queue.hpp"
 #include "transport/gpu_queue/nic_pairs.hpp"
+#include "transport/gpu_queue/pair_stopper.hpp"
 
 namespace mep::gpu_queue::mlx5 {
 
@@ -24,6 +25,7 @@ class Adapter {
   const std::string& name() const { return name_; }
   // Held during each call of the device and of its objects.
   std::mutex& mutex() { return mutex_; }
+  PairStopper& stopper() { return stopper_; }
 
  private:
   Adapter(Device& device, const std::string& name) : device_(device), name_(name) {}
@@ -33,6 +35,7 @@ class Adapter {
   Capabilities capabilities_;
   Port port_;
   std::mutex mutex_;
+  PairStopper stopper_;
 };
 
 class AdapterPairs final : public NicPairs {

@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "mep.h"
 #include "transport/gpu_queue/send_queue.hpp"
 
@@ -37,6 +38,7 @@ struct PeerEnd {
 // Its memory stays until it has ended.
 class NicPair {
  public:
+  // Waits for an adapter as long as that takes.
   virtual ~NicPair() = default;
 
   // For the peer's end, which needs it to connect; empty where NicPairs::tells() is false. The same until the pair ends.
@@ -46,8 +48,9 @@ class NicPair {
   [[nodiscard]] virtual mep_result_t connect(const PeerEnd& peer, Queue* queue) = 0;
   // Posters have ended and post no more. Also ends by an error, and by fail().
   virtual void finish() = 0;
-  // Any thread, but not during connect(); once, after it. After success its peer writes to the window no more.
-  virtual mep_result_t fail() = 0;
+  // Any thread, once: before connect(), which then does nothing, during it or after it. After success its peer writes to the
+  // window no more; an error, also at the deadline, says that it may until the pair has ended.
+  virtual mep_result_t fail(const Deadline& deadline) = 0;
 };
 
 class NicPairs {

@@ -1,6 +1,7 @@
 #include "transport/gpu_queue/soft_pairs.hpp"
 
 #include <bit>
+#include <mutex>
 #include <utility>
 
 #include "base/guarded.hpp"
@@ -34,21 +35,21 @@ class SoftPair final : public NicPair {
     wiring_.local = {{kSourceKey, std::bit_cast<uint64_t>(memory.source), memory.source_bytes,
                       memory.source, true}};
   }
-  ~SoftPair() override {
-    if (is_served_) (void)fail();
-  }
+  ~SoftPair() override { (void)fail(Deadline::never()); }
   SoftPair(const SoftPair&) = delete;
   SoftPair& operator=(const SoftPair&) = delete;
 
   std::vector<std::byte> address() const override { return {}; }
 
   mep_result_t connect(const PeerEnd& peer, Queue* queue) override {
-    return guarded([&] { return serve(peer, queue); });
+    const std::lock_guard lock(mutex_);
+    return has_failed_ ? MEP_SUCCESS : guarded([&] { return serve(peer, queue); });
   }
   void finish() override { nic_->finish_queue(wiring_.queue_pair); }
-  mep_result_t fail() override {
-    is_served_ = false;
-    return nic_->remove_queue(wiring_.queue_pair);
+  mep_result_t fail(const Deadline& /*deadline*/) override {
+    const std::lock_guard lock(mutex_);
+    has_failed_ = true;
+    return std::exchange(is_served_, false) ? nic_->remove_queue(wiring_.queue_pair) : MEP_SUCCESS;
   }
 
  private:
@@ -74,7 +75,9 @@ class SoftPair final : public NicPair {
   SoftNic* const nic_;
   const size_t window_bytes_;
   QueueWiring wiring_;
+  std::mutex mutex_;  // of what follows
   bool is_served_ = false;
+  bool has_failed_ = false;
 };
 
 }  // namespace
