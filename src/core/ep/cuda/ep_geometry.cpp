@@ -1,7 +1,10 @@
 #include "core/ep/cuda/ep_geometry.hpp"
 
+#include <algorithm>
+
 #include "base/status.hpp"
 #include "kernels/cuda/ep/queue_layout.hpp"
+#include "transport/gpu_queue/mlx5_queue.hpp"
 #include "transport/gpu_queue/soft_pairs.hpp"
 
 namespace mep {
@@ -62,8 +65,11 @@ mep_result_t estimate_gpu_buffers(const GpuBackend& gpu, const EpShape& shape,
   if (reach == GpuReach::kQueues) {
     const device::EpQueueLayout layout = device::make_ep_queue_layout(geometry);
     out->window_bytes = layout.inbox_bytes * (gpu.mapped_ranks().empty() ? 1 : 2);
-    out->private_bytes += layout.outbox_bytes + layout.scratch_bytes +
-                          shape.ranks * gpu_queue::SoftPairs::ring_bytes(device::kQueueEntries);
+    // Whether adapters execute the queues is not known yet: those of the NIC that takes more.
+    const uint64_t ring_bytes =
+        std::max<uint64_t>(gpu_queue::SoftPairs::ring_bytes(device::kQueueEntries),
+                           gpu_queue::mlx5::QueueLayout(device::kQueueEntries).bytes);
+    out->private_bytes += layout.outbox_bytes + layout.scratch_bytes + shape.ranks * ring_bytes;
   }
   out->window_bytes *= shape.buffers;
   out->private_bytes *= shape.buffers;
