@@ -1,7 +1,5 @@
 #include "oracle.hpp"
 
-#include <signal.h>
-
 #include <algorithm>
 #include <cinttypes>
 #include <map>
@@ -98,6 +96,8 @@ class Judge {
   void read(const Life& life);
   void judge_end(const Life& life);
   void judge_call(const Place& place, const std::vector<Said>& said);
+  bool was_left_out(const Said& said, const Record& other) const;
+  bool binds(const Said& said, const Record& other) const;
   void judge_pair(const Said& a, const Said& b);
   void judge_success(const Said& said, const std::vector<Said>& all);
   void judge_number(const std::vector<Said>& said);
@@ -345,6 +345,29 @@ void Judge::judge_end(const Life& life) {
   }
 }
 
+// Whether the others ended the call without this rank, to which it was a success: they name it, and it had no later step
+// with them.
+bool Judge::was_left_out(const Said& said, const Record& other) const {
+  const uint64_t own = uint64_t{1} << said.life->slot;
+  if (!other.has_info || other.info_result != other.result || (other.failed & own) == 0) {
+    return false;
+  }
+  const Journal& journal = *said.life->journal;
+  const Record* const last = journal.records + journal.count.load(std::memory_order_acquire);
+  return std::none_of(said.end, last, [&](const Record& later) {
+    return later.entry == Entry::kEnd && later.result == MEP_SUCCESS &&
+           later.step != said.end->step && (later.contributors & ~own) != 0;
+  });
+}
+
+// A success, or a mismatch that it saw, of one that died afterwards binds nobody, nor does a success of one that was evicted
+// before the others had heard of it.
+bool Judge::binds(const Said& said, const Record& other) const {
+  const mep_result_t result = said.end->result;
+  if (result != MEP_SUCCESS && result != MEP_ERR_MISMATCH) return true;
+  return said.life->is_done() && (result != MEP_SUCCESS || !was_left_out(said, other));
+}
+
 void Judge::judge_pair(const Said& a, const Said& b) {
   const Record& x = *a.end;
   const Record& y = *b.end;
@@ -354,12 +377,8 @@ void Judge::judge_pair(const Said& a, const Said& b) {
             " | " + told(b));
   };
   if (x.result != y.result) {
-    // A success, or a mismatch that it saw, of one that died afterwards binds nobody.
-    const auto binds = [](const Record& end, const Life& life) {
-      return life.is_done() || (end.result != MEP_SUCCESS && end.result != MEP_ERR_MISMATCH);
-    };
-    if (!binds(x, *a.life) || !binds(y, *b.life)) return;
-    return differ(Class::kVerdict, "results differ");
+    if (binds(a, y) && binds(b, x)) differ(Class::kVerdict, "results differ");
+    return;
   }
   // A nonblocking call that is refused has no request to ask about.
   if (is_personal(x.what)) return;
@@ -427,9 +446,10 @@ void Judge::judge_call(const Place& place, const std::vector<Said>& all) {
     first = first == nullptr ? &said : first;
   }
   if (first == nullptr || success == nullptr) return;
-  // One that succeeded and lives.
   for (const Said& said : all) {
-    if (said.end == nullptr || said.end->result != MEP_SUCCESS || !said.life->is_done()) continue;
+    if (said.end == nullptr || said.end->result != MEP_SUCCESS || !binds(said, *first->end)) {
+      continue;
+    }
     judge_pair(said, *first);
     break;
   }
@@ -568,24 +588,6 @@ void Judge::judge_resources(const Life& life) {
 }
 
 }  // namespace
-
-const char* name_of(Class kind) {
-  constexpr const char* kNames[] = {"crash", "wrong data", "verdict", "hang", "internal", "other"};
-  return kNames[static_cast<uint32_t>(kind)];
-}
-
-bool Life::was_killed() const {
-  return ended && signalled && status == SIGKILL;
-}
-
-bool Life::is_done() const {
-  const uint32_t count = journal->count.load(std::memory_order_acquire);
-  return count != 0 && journal->records[count - 1].entry == Entry::kDone;
-}
-
-std::string Life::name() const {
-  return formatted("%u.%u", slot, generation);
-}
 
 std::vector<Finding> judge(const Program& program, const std::vector<Life>& lives) {
   return Judge(program, lives).findings();

@@ -50,14 +50,6 @@ bool has_progress_thread(const Program& program, uint32_t slot) {
 
 }  // namespace
 
-const char* name_of(What what) {
-  constexpr const char* kNames[] = {"init",     "join",    "call",    "agree",     "split",
-                                    "free",     "revoke",  "evict",   "abort",     "recover",
-                                    "grow",     "sync",    "attach",  "ep create", "ep attach",
-                                    "dispatch", "combine", "ep free", "destroy",   "message"};
-  return kNames[static_cast<uint32_t>(what)];
-}
-
 mep_comm_config_t config_of(const Program& program, uint32_t slot) {
   mep_comm_config_t config;
   mep_comm_config_defaults(&config);

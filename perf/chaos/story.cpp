@@ -1,4 +1,6 @@
-// All that the ranks of a program wrote down, in words.
+// All that the ranks of a program wrote down, in words, and the names in it.
+#include <signal.h>
+
 #include <algorithm>
 #include <cinttypes>
 
@@ -6,6 +8,32 @@
 #include "oracle.hpp"
 
 namespace mep::programs {
+
+const char* name_of(What what) {
+  constexpr const char* kNames[] = {"init",     "join",    "call",    "agree",     "split",
+                                    "free",     "revoke",  "evict",   "abort",     "recover",
+                                    "grow",     "sync",    "attach",  "ep create", "ep attach",
+                                    "dispatch", "combine", "ep free", "destroy",   "message"};
+  return kNames[static_cast<uint32_t>(what)];
+}
+
+const char* name_of(Class kind) {
+  constexpr const char* kNames[] = {"crash", "wrong data", "verdict", "hang", "internal", "other"};
+  return kNames[static_cast<uint32_t>(kind)];
+}
+
+bool Life::was_killed() const {
+  return ended && signalled && status == SIGKILL;
+}
+
+bool Life::is_done() const {
+  const uint32_t count = journal->count.load(std::memory_order_acquire);
+  return count != 0 && journal->records[count - 1].entry == Entry::kDone;
+}
+
+std::string Life::name() const {
+  return formatted("%u.%u", slot, generation);
+}
 
 std::string story(const Program& program, const std::vector<Life>& lives) {
   std::vector<std::pair<const Life*, const Record*>> all;
