@@ -34,7 +34,7 @@ std::vector<uint8_t> message_bytes(const Program& program, uint32_t step, uint32
   if (draw < 5) bytes = 0;
   if (draw >= 60) bytes = MEP_MESSAGE_EAGER_BYTES - 16 + random.below(33);
   if (draw >= 85) bytes = random.below(400'000);
-  if (draw >= 97) bytes = random.below(4'000'000);
+  if (draw >= 97) bytes = random.below(kLargestMessage);
   std::vector<uint8_t> message(bytes);
   make_elements(MEP_UINT8, key, bytes, message.data());
   return message;

@@ -15,6 +15,7 @@ namespace mep::programs {
 constexpr uint32_t kMaxSlots = 16;
 constexpr uint32_t kWorld = 0;  // number of the world among the comms of a program
 constexpr uint32_t kNobody = UINT32_MAX;
+constexpr size_t kLargestMessage = 4'000'000;  // bytes
 // Generous: the machine may be busy. A rank that is silent so long without a cause has met a fault of the library.
 constexpr uint32_t kSuspectMs = 15000;
 constexpr uint32_t kShortSuspectMs = 1200;  // where a rank is stopped for longer

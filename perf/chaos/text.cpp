@@ -156,7 +156,6 @@ uint32_t Program::host_count() const {
 
 size_t Program::device_bytes() const {
   constexpr size_t kSlack = size_t{1} << 20;
-  constexpr size_t kLargestMessage = 400'000;
   size_t most = 0;
   for (const Step& step : steps) {
     size_t bytes = step.kind == StepKind::kMessages ? 2 * max_ranks * kLargestMessage : 0;
