@@ -35,8 +35,11 @@ double now_s() {
 }
 
 std::string replay_command(const Campaign& campaign, uint64_t seed) {
-  const char* const reach = campaign.limits.device ? std::getenv("MEP_CUDA_REACH") : nullptr;
-  std::string text = reach != nullptr ? std::string("MEP_CUDA_REACH=") + reach + " " : "";
+  std::string text;
+  for (const char* const name : {"MEP_CUDA_REACH", "MEP_GPU_QUEUES"}) {
+    const char* const value = campaign.limits.device ? std::getenv(name) : nullptr;
+    if (value != nullptr) text += std::string(name) + "=" + value + " ";
+  }
   text += "mep_chaos --programs 1 --seed " + std::to_string(seed) + " --mode " +
           name_of(campaign.limits.mode);
   if (!campaign.limits.faults) text += " --no-faults";

@@ -1,11 +1,14 @@
 // Adapters beside the GPUs, one for each communicator of a rank: models of the firmware on one fabric. Ranks are threads.
 #include "cuda_on_host/adapters.hpp"
 
+#include <sys/mman.h>
+
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <new>
 #include <string>
 
 #include "core/queued/queue_nic.hpp"
@@ -29,10 +32,21 @@ namespace {
 
 std::atomic<uint32_t> opened{0};  // orders nothing
 
+// Whether this process has opened one, or one that it forked. Orders nothing.
+std::atomic<bool>& is_used() {
+  static std::atomic<bool>* const used = [] {
+    void* const page = mmap(nullptr, sizeof(std::atomic<bool>), PROT_READ | PROT_WRITE,
+                            MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED) throw std::bad_alloc();
+    return new (page) std::atomic<bool>(false);
+  }();
+  return *used;
+}
+
 // A program that is to have adapters has used some.
 void check_use() {
   const char* setting = std::getenv("MEP_GPU_QUEUES");
-  if (setting == nullptr || std::string(setting) != "adapter" || opened != 0) return;
+  if (setting == nullptr || std::string(setting) != "adapter" || is_used()) return;
   std::fprintf(stderr, "no adapter was opened\n");
   std::_Exit(1);
 }
@@ -40,6 +54,7 @@ void check_use() {
 mep_result_t open_model(int32_t /*rank*/, std::string* name,
                         std::unique_ptr<mep::gpu_queue::mlx5::Device>* out) {
   const uint32_t number = opened.fetch_add(1, std::memory_order_relaxed) + 1;
+  is_used() = true;
   *name = "model" + std::to_string(number);
   mep::test::ModelPort port;
   port.is_ethernet = true;
@@ -54,6 +69,7 @@ mep_result_t open_model(int32_t /*rank*/, std::string* name,
 
 [[maybe_unused]] const bool is_set = [] {
   mep::adapter_access() = {open_model, 60'000};
+  (void)is_used();  // before processes are forked
   return std::atexit(check_use) == 0;
 }();
 

@@ -3,8 +3,8 @@
 program_test.py PATH_OF_MEP_CHAOS MODE.. [--device] [--soak].
 
 MODE is one of mep_chaos's, or MODE-SHAPE, or "oracle": ranks that lie must be found, and a director that is killed
-leaves nothing. With --device communicators are on GPUs. A fixed slice of each; with MEP_TEST_SOAK=1 (--soak) 10000 programs a mode. MEP_TEST_SEED begins at
-another seed.
+leaves nothing. With --device communicators are on GPUs. A fixed slice of each; with MEP_TEST_SOAK=1 (--soak) 10000
+programs a mode, 1000 with --device. MEP_TEST_SEED begins at another seed.
 """
 import concurrent.futures
 import os
@@ -21,6 +21,7 @@ SLICE = {"shm": 50, "tcp": 25, "mixed": 25, "put": 25, "threads": 40, "shm-joins
          "tcp-grown": 4, "shm-cycles": 1}
 DEVICE_SLICE = {"shm": 6, "threads": 10}  # some 10 s
 SOAK = 10000
+DEVICE_SOAK = 1000
 # Programs without faults; the lie is told by rank 1 in a step in which it gives something.
 LIES = ("data", "skip", "verdict", "crash")
 
@@ -94,7 +95,10 @@ def campaign(program, mode, soak, device):
     transport, _, shape = mode.partition("-")
     more = ["--shape", shape, "--jobs", "4"] if shape else []
     more += ["--device"] if device else []
-    programs = SOAK if soak else (DEVICE_SLICE if device else SLICE)[mode]
+    if soak:
+        programs = DEVICE_SOAK if device else SOAK
+    else:
+        programs = (DEVICE_SLICE if device else SLICE)[mode]
     outcome = run(program, os.path.join(os.getcwd(), "program_findings"), "--mode", transport,
                   "--seed", os.environ.get("MEP_TEST_SEED", "1"), "--programs", str(programs), *more)
     print(outcome.stdout, flush=True)
