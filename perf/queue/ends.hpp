@@ -30,11 +30,10 @@ class EndMemory {
  public:
   explicit EndMemory(size_t span)
       : span_((span + PageMemory::kPage - 1) / PageMemory::kPage * PageMemory::kPage),
-        memory_(bytes()) {}
+        memory_(2 * span_) {}
   std::byte* source() const { return memory_.data(); }
   std::byte* target() const { return memory_.data() + span_; }
   size_t span() const { return span_; }
-  size_t bytes() const { return 2 * span_; }  // from source()
 
  private:
   size_t span_;

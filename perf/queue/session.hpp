@@ -8,7 +8,7 @@
 
 namespace mep::perf {
 
-// Limits of a run. An adapter tries for 35 s before it says that its peer does not answer.
+// Limits of a run. An adapter tries for up to 18 s before it says that its peer does not answer.
 constexpr uint64_t kQueueLimitNs = 20'000'000'000;
 constexpr uint64_t kAdapterLimitNs = 60'000'000'000;
 

@@ -113,7 +113,7 @@ void each_step_is_refused(void**) {
         assert_string_equal(text.c_str(), "");
         break;
       }
-      assert_true(text.rfind("model_0: ", 0) == 0);
+      assert_true(text.rfind("HCA model_0: ", 0) == 0);
       assert_true(has(text, "a fault") || has(text, "the adapter refused "));
     }
     assert_true(step >= 15);
