@@ -1,5 +1,6 @@
 // A call tells of a queue that the adapter ends with an error, and ends if nothing completes: on played GPUs, through the C ABI.
 #include <string>
+#include <vector>
 
 #include "cuda_on_host/adapters.hpp"
 #include "ep_device_rig.hpp"
@@ -10,6 +11,14 @@ using namespace ep_device;
 using mep::test::played_fabric;
 
 constexpr uint32_t kLimitMs = 1000;  // of an operation
+
+// Communicators of two ranks, whose adapters have passed the test at the start. Queues that are made then have the faults.
+std::vector<mep_comm_t> open_before(const mep::gpu_queue::QueueFaults& faults, uint32_t limit_ms) {
+  played_fabric().faults = {};
+  std::vector<mep_comm_t> comms = open_comms(2, true, limit_ms);
+  played_fabric().faults = faults;
+  return comms;
+}
 
 // By rank: of the operations that begin together.
 struct Told {
@@ -47,10 +56,10 @@ void expect_text(const Told& told, uint32_t other, const char* what) {
 // next dispatch meets the error itself.
 void says_what_failed(uint8_t syndrome, mep_result_t result, const char* what) {
   std::printf("  syndrome 0x%02x\n", syndrome);
-  played_fabric().faults = {};
-  played_fabric().faults.fails_at = 2;
-  played_fabric().faults.syndrome = syndrome;
-  Group group({2, false}, kLimitMs);
+  mep::gpu_queue::QueueFaults faults;
+  faults.fails_at = 2;
+  faults.syndrome = syndrome;
+  Group group({2, false}, open_before(faults, kLimitMs), 0);
   for (const mep_result_t wanted : {mep_result_t{MEP_ERR_TIMEOUT}, result}) {
     const std::vector<Told> told = dispatch_all(group);
     int found = 0;
@@ -67,9 +76,9 @@ void says_what_failed(uint8_t syndrome, mep_result_t result, const char* what) {
 // Words arrive. The first dispatch of a view waits for completions of what was posted before.
 void ends_at_its_deadline() {
   std::printf("  no completions\n");
-  played_fabric().faults = {};
-  played_fabric().faults.never_completes = true;
-  Group group({2, false}, 2 * kLimitMs);  // the first has to be in time
+  mep::gpu_queue::QueueFaults faults;
+  faults.never_completes = true;
+  Group group({2, false}, open_before(faults, 2 * kLimitMs), 0);  // the first has to be in time
   for (const Told& told : dispatch_all(group)) {
     GPU_CHECK(told.status == MEP_SUCCESS, "%s", mep_result_string(told.status));
   }
