@@ -185,7 +185,8 @@ void pack_landings(Collectives& comm, Operation& operation, size_t most) {
 void pack(Collectives& comm, Operation& operation) {
   CountedBlocks& blocks = *operation.counted;
   const size_t most = std::min(comm.eager().payload_bytes(), blocks.contribution.size());
-  pack_blocks(comm, operation, std::min(most, comm.eager().bytes_before_blocks(/*exchanges=*/1)));
+  // All need all counts in any case: blocks that go alone are an exchange more.
+  pack_blocks(comm, operation, std::min(most, comm.eager().bytes_before_blocks(/*exchanges=*/2)));
   const bool may_pull = suits_pulling(comm, operation) && reads_all(comm);
   if (may_pull && !blocks.is_whole) pack_offer(comm, operation, most);
   if (!comm.eager().groups().all_mapped()) pack_landings(comm, operation, most);
