@@ -257,6 +257,7 @@ void joiners_follow_the_members(void**) {
 
 int main(int argc, char** argv) {
   read_arguments(argc, argv);
+  setenv("MEP_LOG", "warn", 1);  // which it reads
   const CMUnitTest tests[] = {
       cmocka_unit_test(adapters_that_work_are_used), cmocka_unit_test(each_step_refused_once),
       cmocka_unit_test(what_puts_come_to_is_told), cmocka_unit_test(joiners_follow_the_members)};

@@ -101,12 +101,13 @@ mep_result_t QueueNic::choose(Comm& comm, GpuQueues queues, const std::vector<bo
 mep_result_t QueueNic::try_adapters(Comm& comm, const std::vector<bool>& mapped,
                                     mep_result_t* refused, std::string* why) {
   std::unique_ptr<SelfTest> test;
+  const uint32_t number = comm.next_ep_number();
   const auto make = [&]() -> mep_result_t {
     MEP_TRY(open_adapter(comm.rank()));
     std::unique_ptr<gpu_queue::NicPairs> pairs;
     MEP_TRY(make_pairs(&pairs));
     test = std::make_unique<SelfTest>(comm, adapter_->name(), std::move(pairs), mapped);
-    return test->make();
+    return test->make(number);
   };
   const auto take = [&](const char* step, const auto& call) {
     return *refused == MEP_SUCCESS ? agree(comm, guarded(call), step, refused, why) : MEP_SUCCESS;

@@ -37,7 +37,7 @@ mep_result_t SelfTest::to_each(const Call& call) {
   return MEP_SUCCESS;
 }
 
-mep_result_t SelfTest::make() {
+mep_result_t SelfTest::make(uint32_t number) {
   const uint32_t ranks = comm_.size();
   const size_t ring_bytes = pairs_.ring_bytes(ranks, kEntries);
   rings_.resize(ring_bytes + kPageBytes);
@@ -53,7 +53,7 @@ mep_result_t SelfTest::make() {
   memory.ready = ready_.data();
   memory.source = reinterpret_cast<std::byte*>(source_.data());
   memory.source_bytes = source_.size() * sizeof(uint64_t);
-  return pairs_.offer(comm_.id() ^ kWindowId, ranks * kCellBytes, memory);
+  return pairs_.offer(comm_.id() ^ kWindowId ^ number, ranks * kCellBytes, memory);
 }
 
 // First a request alone: those behind one that fails may overwrite its error.

@@ -31,7 +31,8 @@ class SelfTest {
   SelfTest(const SelfTest&) = delete;
   SelfTest& operator=(const SelfTest&) = delete;
 
-  [[nodiscard]] mep_result_t make();
+  // `number`, the same on all ranks: another for each test of the comm, since windows of an earlier one may still come.
+  [[nodiscard]] mep_result_t make(uint32_t number);
   [[nodiscard]] mep_result_t connect(const Deadline& deadline) {
     return pairs_.connect(*view_, deadline);
   }
