@@ -353,6 +353,12 @@ struct OnePair {
     assert_int_equal(pairs->make({end->memory, kEntries, end->ready}, &end->queue, &pair),
                      MEP_SUCCESS);
   }
+  mep_result_t connect(const OnePair& other, Queue* queue) const {
+    const std::vector<std::byte> address = other.pair->address();
+    PeerEnd peer;
+    peer.address = address;
+    return pair->connect(peer, queue);
+  }
   std::unique_ptr<m::Adapter> adapter;
   std::unique_ptr<m::AdapterPairs> pairs;
   std::unique_ptr<NicPair> pair;
@@ -390,10 +396,7 @@ void stopped_before_it_connects(void**) {
   const OnePair other(&right);
   const uint32_t steps = left.firmware.steps;
   assert_int_equal(own.pair->fail(mep::Deadline::never()), MEP_SUCCESS);
-  const std::vector<std::byte> address = other.pair->address();
-  PeerEnd peer;
-  peer.address = address;
-  assert_int_equal(own.pair->connect(peer, &left.queue), MEP_SUCCESS);
+  assert_int_equal(own.connect(other, &left.queue), MEP_SUCCESS);
   assert_int_equal(left.firmware.steps, steps);
 }
 
@@ -449,10 +452,7 @@ void tries_follow_the_time_of_suspicion(void**) {
     };
     OnePair own(&left, each.suspect_ms);
     const OnePair other(&right);
-    const std::vector<std::byte> address = other.pair->address();
-    PeerEnd peer;
-    peer.address = address;
-    assert_int_equal(own.pair->connect(peer, &left.queue), MEP_SUCCESS);
+    assert_int_equal(own.connect(other, &left.queue), MEP_SUCCESS);
     assert_int_equal(exponent, each.exponent);
     assert_int_equal(retries, 7);
   }

@@ -2,7 +2,7 @@
 // pattern and a word to all others that it has a pair to, and waits for theirs. Threads of the host post, as GPUs do.
 //
 // All ranks take each step, and go on when all are through it: no packet comes to a queue that is not connected, which an
-// adapter would send again only seconds later. All keep the object until all are through the last.
+// adapter would send again only after a try's time. All keep the object until all are through the last.
 #pragma once
 
 #include <cstddef>

@@ -45,9 +45,7 @@ mep_result_t random_psn(uint32_t* psn) {
 
 // The same error, which says whose it is.
 mep_result_t named(const std::string& name, mep_result_t result) {
-  if (result == MEP_SUCCESS) return result;
-  const std::string why = last_error_text();
-  return fail(result, "HCA %s: %s", name.c_str(), why.c_str());
+  return result == MEP_SUCCESS ? result : add_context(result, "HCA %s", name.c_str());
 }
 
 class AdapterPair final : public NicPair {

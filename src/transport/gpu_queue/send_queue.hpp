@@ -77,6 +77,10 @@ constexpr uint64_t kErrorIsThere = uint64_t{1} << 63;
 MEP_HOST_DEVICE constexpr uint64_t pack_error(Big32 counter_opcode, Big32 syndromes) {
   return kErrorIsThere | uint64_t{counter_of(counter_opcode)} << 16 | (syndromes.value() & 0xffff);
 }
+// The low 32 bits of that, from which unpack_error makes it again.
+MEP_HOST_DEVICE constexpr uint32_t pack_error(const QueueError& error) {
+  return uint32_t{error.wqe_counter} << 16 | uint32_t{error.vendor} << 8 | error.syndrome;
+}
 MEP_HOST_DEVICE constexpr QueueError unpack_error(uint64_t error) {
   return {static_cast<uint8_t>(error), static_cast<uint8_t>(error >> 8),
           static_cast<uint16_t>(error >> 16)};

@@ -97,8 +97,7 @@ __device__ inline bool is_done(gpu_queue::Status status, const gpu_queue::QueueP
     cause = error.is_of_peer() ? Cause::kUnreachable : Cause::kRefused;
   }
   if (threadIdx.x % kWarpThreads == 0) {
-    fail(waiter.channel, waiter.epoch, cause, rank, waiter.phase,
-         uint32_t{error.wqe_counter} << 16 | uint32_t{error.vendor} << 8 | error.syndrome);
+    fail(waiter.channel, waiter.epoch, cause, rank, waiter.phase, gpu_queue::pack_error(error));
   }
   return false;
 }
