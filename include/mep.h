@@ -270,12 +270,13 @@ MEP_API mep_result_t mep_comm_set_timeout(mep_comm_t comm, uint32_t timeout_ms);
 /* How this rank reaches another one's memory. */
 typedef uint32_t mep_reach_t;
 enum {
-  MEP_REACH_NONE = 0,   /* the rank is absent */
-  MEP_REACH_SELF = 1,   /* it is this rank */
-  MEP_REACH_MAPPED = 2, /* this rank writes it in place; on a GPU communicator its GPU's memory */
-  MEP_REACH_HOST = 3,   /* GPUs: through pinned memory of the host that both map */
-  MEP_REACH_QUEUES = 4, /* GPUs: they post to queues, and the host puts */
-  MEP_REACH_NETWORK = 5 /* by puts of its transport, also on one host ("put only") */
+  MEP_REACH_NONE = 0,    /* the rank is absent */
+  MEP_REACH_SELF = 1,    /* it is this rank */
+  MEP_REACH_MAPPED = 2,  /* this rank writes it in place; on a GPU communicator its GPU's memory */
+  MEP_REACH_HOST = 3,    /* GPUs: through pinned memory of the host that both map */
+  MEP_REACH_QUEUES = 4,  /* GPUs: they post to queues, which threads of the host execute */
+  MEP_REACH_NETWORK = 5, /* by puts of its transport, also on one host ("put only") */
+  MEP_REACH_ADAPTER = 6  /* GPUs: as QUEUES; adapters execute dispatch and combine. 0.4 */
 };
 
 /* The values in force on a comm. */

@@ -104,6 +104,7 @@ module mep_types
   integer(c_int32_t), parameter, public :: MEP_REACH_HOST = 3
   integer(c_int32_t), parameter, public :: MEP_REACH_QUEUES = 4
   integer(c_int32_t), parameter, public :: MEP_REACH_NETWORK = 5
+  integer(c_int32_t), parameter, public :: MEP_REACH_ADAPTER = 6
 
   integer(c_int32_t), parameter, public :: MEP_LOG_ERROR = 0
   integer(c_int32_t), parameter, public :: MEP_LOG_WARN = 1

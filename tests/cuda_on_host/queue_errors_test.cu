@@ -17,6 +17,13 @@ std::vector<mep_comm_t> open_before(const mep::gpu_queue::QueueFaults& faults, u
   played_fabric().faults = {};
   std::vector<mep_comm_t> comms = open_comms(2, true, limit_ms);
   played_fabric().faults = faults;
+  mep_reach_t reach[2];
+  mep_comm_info_t info;
+  mep_comm_info_defaults(&info);
+  info.reach = reach;
+  info.capacity = 2;
+  need(mep_comm_query(comms[0], &info), "mep_comm_query");
+  GPU_CHECK(reach[1] == MEP_REACH_ADAPTER, "rank 1 is reached by way %u", reach[1]);
   return comms;
 }
 

@@ -16,6 +16,7 @@ class Reach(enum.IntEnum):
     HOST = _abi.MEP_REACH_HOST
     QUEUES = _abi.MEP_REACH_QUEUES
     NETWORK = _abi.MEP_REACH_NETWORK
+    ADAPTER = _abi.MEP_REACH_ADAPTER
 
 
 class CommInfo(NamedTuple):

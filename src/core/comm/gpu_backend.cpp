@@ -35,7 +35,8 @@ mep_reach_t GpuBackend::reach_of(uint32_t rank) const {
   if (reach() == GpuReach::kDeviceWindows) return MEP_REACH_MAPPED;
   if (reach() == GpuReach::kHostWindows) return MEP_REACH_HOST;
   const std::vector<bool> mapped = mapped_ranks();
-  return !mapped.empty() && mapped[rank] ? MEP_REACH_MAPPED : MEP_REACH_QUEUES;
+  if (!mapped.empty() && mapped[rank]) return MEP_REACH_MAPPED;
+  return uses_adapter() ? MEP_REACH_ADAPTER : MEP_REACH_QUEUES;
 }
 
 mep_result_t GpuBackend::check_stream(const void* stream) const {

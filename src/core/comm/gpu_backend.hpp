@@ -67,6 +67,8 @@ class GpuBackend : public Backend {
   mep_result_t free(void* memory, std::shared_ptr<const void>* kept) override;
   // With GpuReach::kQueues, for the queues of one object, which this outlives.
   [[nodiscard]] virtual mep_result_t make_pairs(std::unique_ptr<gpu_queue::NicPairs>* out);
+  // With queues: adapters execute them.
+  virtual bool uses_adapter() const { return false; }
   // With queues: by rank, whose GPU this one maps, which maps this one; empty: none.
   virtual std::vector<bool> mapped_ranks() const { return {}; }
   // Second step of making it, after all ranks of this process have done the first: peers' windows.

@@ -55,6 +55,7 @@ class StagedComm : public CudaBackend, public ViewParticipant {
   // --- The user's thread (GpuBackend) ---
   GpuReach reach() const override { return GpuReach::kQueues; }
   std::vector<bool> mapped_ranks() const override { return mapped_; }
+  bool uses_adapter() const override { return nic_.uses_adapter(); }
   size_t view_participants() const override { return is_client_ ? 1 : 0; }
   mep_result_t connect(const Deadline& deadline) override;
   mep_result_t begin_proof() override;
