@@ -20,7 +20,8 @@ void print_queues() {
 #else
   print_line("not built", build_info().verbs_note);
 #endif
-  print_line("no transport", "uses such queues yet, with or without an adapter");
+  print_line("to use them",
+             "set MEP_GPU_QUEUES=auto on all ranks; the default leaves adapters alone");
 }
 
 }  // namespace mep

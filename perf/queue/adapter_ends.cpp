@@ -52,11 +52,11 @@ class AdapterEnds final : public Ends {
     Side& side = sides_[number];
     const EndMemory& memory = side.memory;
     side.pairs = std::make_unique<m::AdapterPairs>(adapter_.get());
-    MEP_TRY(side.pairs->open({memory.target(), memory.span(), memory.source(), memory.span()},
-                             kSuspectMs));
+    MEP_TRY(side.pairs->use_window({memory.target(), memory.span()}));
+    MEP_TRY(side.pairs->use_source({memory.source(), memory.span()}));
     side.ring = std::make_unique<PageMemory>(side.pairs->bytes_of(kQueueEntries));
-    return side.pairs->make({side.ring->data(), kQueueEntries, side.ready.data()}, &side.queue,
-                            &pairs_[number]);
+    return side.pairs->make({side.ring->data(), kQueueEntries, side.ready.data(), kSuspectMs},
+                            &side.queue, &pairs_[number]);
   }
 
   mep_result_t connect(uint32_t number) {

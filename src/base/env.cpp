@@ -67,7 +67,7 @@ struct Choice {
 
 constexpr Choice kChoices[] = {
     {"MEP_CUDA_REACH", {"auto", "host", "queues", "mixed"}},
-    {"MEP_GPU_QUEUES", {"host", "adapter", "auto"}},
+    {"MEP_GPU_QUEUES", {"host", "adapter", "auto", "assisted"}},
     {"MEP_SIMD", {"portable", "avx2", "avx512"}},
     {"MEP_LOG", {"error", "warn", "info", "debug"}},
 };
@@ -195,7 +195,7 @@ constexpr EnvVariable kTable[] = {
     {"MEP_GPU_QUEUES", "host",
      "what executes the queues that GPUs post to, the same on all ranks: host, a thread of the "
      "library; adapter, a ConnectX adapter of each rank; auto, adapters where they pass a test on "
-     "all ranks, else host. "
+     "all ranks, else host; assisted, as adapter, and a thread rings the adapter where GPUs could. "
      "No adapter has executed a queue yet, only a model of one"},
     {"MEP_NUM_SMS", "",
      "blocks of a kernel on GPUs at most, the least that any rank says; default: no limit"},

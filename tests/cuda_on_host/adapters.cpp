@@ -51,7 +51,7 @@ void check_use() {
   std::_Exit(1);
 }
 
-mep_result_t open_model(int32_t /*rank*/, std::string* name,
+mep_result_t open_model(int32_t /*rank*/, const std::string& /*near*/, std::string* name,
                         std::unique_ptr<mep::gpu_queue::mlx5::Device>* out) {
   const uint32_t number = opened.fetch_add(1, std::memory_order_relaxed) + 1;
   is_used() = true;

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <vector>
 
 #include "cuda_on_host/runtime.hpp"
@@ -35,6 +37,16 @@ int device_of(CUcontext context) {
 }
 
 thread_local std::vector<int> pushed;  // devices before
+
+// The descriptors of what is mapped, by address.
+struct Mapped {
+  std::mutex mutex;
+  std::map<CUdeviceptr, int> descriptors;
+};
+Mapped& mapped() {
+  static Mapped all;
+  return all;
+}
 
 CUresult create(CUmemGenericAllocationHandle* handle, size_t bytes, const CUmemAllocationProp* kind,
                 unsigned long long /*flags*/) {
@@ -90,13 +102,29 @@ CUresult map(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAlloc
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   note_memory(address_of(pointer), bytes, {cudaMemoryTypeDevice, from.device});
+  const std::lock_guard lock(mapped().mutex);
+  mapped().descriptors[pointer] = from.fd;
   return CUDA_SUCCESS;
 }
 CUresult unmap(CUdeviceptr pointer, size_t bytes) {
   (void)forget_memory(address_of(pointer));
+  {
+    const std::lock_guard lock(mapped().mutex);
+    mapped().descriptors.erase(pointer);
+  }
   const void* kept = mmap(address_of(pointer), bytes, PROT_NONE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   return kept == MAP_FAILED ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+// A whole mapping: what it is made of.
+CUresult range_handle(void* out, CUdeviceptr pointer, size_t /*bytes*/,
+                      CUmemRangeHandleType /*type*/, unsigned long long /*flags*/) {
+  const std::lock_guard lock(mapped().mutex);
+  const auto found = mapped().descriptors.find(pointer);
+  const int fd = found == mapped().descriptors.end() ? -1 : dup(found->second);
+  if (fd < 0) return CUDA_ERROR_INVALID_VALUE;
+  std::memcpy(out, &fd, sizeof fd);
+  return CUDA_SUCCESS;
 }
 CUresult set_access(CUdeviceptr /*pointer*/, size_t /*bytes*/, const CUmemAccessDesc* access,
                     size_t /*count*/) {
@@ -110,7 +138,11 @@ CUresult granularity(size_t* bytes, const CUmemAllocationProp* /*kind*/,
 
 CUresult attribute(int* value, CUdevice_attribute which, CUdevice device) {
   if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
-  *value = which == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED ? 1 : 0;
+  *value = which == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED ||
+                   which == CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED ||
+                   which == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING
+               ? 1
+               : 0;
   return CUDA_SUCCESS;
 }
 CUresult error_string(CUresult /*result*/, const char** text) {
@@ -174,6 +206,7 @@ void* find_driver_function(const char* name) {
       {"cuMemAddressFree", as_address(free_address)},
       {"cuMemExportToShareableHandle", as_address(export_handle)},
       {"cuMemImportFromShareableHandle", as_address(import_handle)},
+      {"cuMemGetHandleForAddressRange", as_address(range_handle)},
       {"cuMemGetAllocationGranularity", as_address(granularity)},
       {"cuDeviceGetAttribute", as_address(attribute)},
       {"cuGetErrorString", as_address(error_string)},

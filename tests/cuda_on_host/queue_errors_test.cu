@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "cuda_on_host/adapters.hpp"
+#include "cuda_on_host/runtime.hpp"
 #include "ep_device_rig.hpp"
 
 namespace {
@@ -99,9 +100,65 @@ void ends_at_its_deadline() {
   for (const Rank& r : group.ranks) need(mep_comm_abort(r.comm), "mep_comm_abort");
 }
 
+// Memory that the adapter refuses is on the host instead, each object by itself; rows arrive either way.
+void places_memory(uint32_t refuse_every, bool takes_addresses) {
+  const Shape s{2, false};
+  const std::vector<mep_comm_t> comms = open_before({}, 20 * kLimitMs);
+  mep::test::GpuMemory& memory = played_fabric().gpu_memory;
+  memory = {refuse_every, takes_addresses};
+  const Reference ref = on_hosts(s, s.ranks, refuse_every);
+  Group group(s, comms, 0);
+  memory.refuse_every = 0;
+  const uint32_t objects = 2 * 2 * s.ranks;  // inbox and outbox of each buffer
+  const uint32_t refused = refuse_every == 0 ? 0 : objects / refuse_every;
+  std::printf("  memory of GPUs: %u by dmabuf, %u by address of %u\n", memory.by_dmabuf,
+              memory.by_address, objects);
+  GPU_CHECK(memory.by_dmabuf == objects - refused, "%u of %u refused", refused, objects);
+  GPU_CHECK(memory.by_address == (takes_addresses ? refused : 0), "%u of %u refused", refused,
+            objects);
+  group.upload(ref);
+  for (uint32_t round = 0; round < 4; ++round) {
+    group.poison();
+    for (uint32_t i = 0; i < s.ranks; ++i) group.enqueue(i, ref, round % 2, false, true);
+    group.synchronize();
+    group.compare(ref, "memory of GPUs");
+  }
+  group.expect_no_failure("memory of GPUs");
+}
+
+// GPUs ring the adapters themselves where their stores arrive, else a thread does.
+void rings(cuda_on_host::IoMemory how, bool by_gpus) {
+  const Shape s{2, false};
+  cuda_on_host::IoPages& pages = cuda_on_host::io_pages();
+  pages.how = how;
+  const Reference ref = on_hosts(s, s.ranks, 1);
+  {
+    Group group(s, open_before({}, 20 * kLimitMs), 0);
+    std::printf("  pages of doorbells that GPUs have: %d\n", pages.mapped.load());
+    GPU_CHECK((pages.mapped != 0) == by_gpus, "%d pages of doorbells", pages.mapped.load());
+    group.upload(ref);
+    for (uint32_t round = 0; round < 4; ++round) {
+      group.poison();
+      for (uint32_t i = 0; i < s.ranks; ++i) group.enqueue(i, ref, round % 2, false, true);
+      group.synchronize();
+      group.compare(ref, "doorbells");
+    }
+    group.expect_no_failure("doorbells");
+  }
+  GPU_CHECK(pages.mapped == 0, "%d pages are left", pages.mapped.load());
+  pages.how = cuda_on_host::IoMemory::kWorks;
+}
+
 }  // namespace
 
 int main() {
+  rings(cuda_on_host::IoMemory::kWorks, true);
+  rings(cuda_on_host::IoMemory::kRefused, false);
+  rings(cuda_on_host::IoMemory::kLost, false);
+  places_memory(0, false);
+  places_memory(1, false);
+  places_memory(3, false);
+  places_memory(3, true);
   says_what_failed(0x15, MEP_ERR_PEER_FAILED, "syndrome 0x15 (the other end does not answer");
   says_what_failed(0x13, MEP_ERR_DEVICE, "syndrome 0x13 (no access to the memory of the other end");
   says_what_failed(0x04, MEP_ERR_DEVICE, "syndrome 0x04 (no access to the local memory");

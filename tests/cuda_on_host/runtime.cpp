@@ -1,6 +1,7 @@
 #include "cuda_on_host/runtime.hpp"
 
 #include <cuda.h>
+#include <sys/mman.h>
 
 #include <atomic>
 #include <chrono>
@@ -56,6 +57,11 @@ void* allocate(size_t bytes, Memory memory, size_t alignment = kAlignment) {
 
 }  // namespace
 
+IoPages& io_pages() {
+  static IoPages pages;
+  return pages;
+}
+
 int device_count() {
   static const int count = number_from_environment("CUDA_ON_HOST_GPUS", 2);
   return count;
@@ -103,6 +109,56 @@ Memory find_memory(const void* address) {
   return wanted - begin < range.bytes ? range.memory : Memory{};
 }
 
+namespace {
+
+struct IoPage {
+  void* of_kernels;
+  size_t bytes;
+};
+struct MappedIo {
+  std::mutex mutex;
+  std::map<void*, IoPage> all;  // by the address of the host
+};
+MappedIo& mapped_io() {
+  static auto* const mapped = new MappedIo;
+  return *mapped;
+}
+
+cudaError_t map_io_page(void* address, size_t bytes) {
+  const IoMemory how = io_pages().how;
+  if (how == IoMemory::kRefused) return failed(cudaErrorNotPermitted);
+  MappedIo& io = mapped_io();
+  const std::lock_guard lock(io.mutex);
+  if (io.all.contains(address)) return failed(cudaErrorHostMemoryAlreadyRegistered);
+  // The same page again; what is lost goes to one of its own.
+  void* const of_kernels = how == IoMemory::kWorks ? mremap(address, 0, bytes, MREMAP_MAYMOVE)
+                                                   : mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                                                          MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (of_kernels == MAP_FAILED) return failed(cudaErrorInvalidValue);
+  io.all[address] = {of_kernels, bytes};
+  ++io_pages().mapped;
+  return cudaSuccess;
+}
+
+bool unmap_io_page(void* address) {
+  MappedIo& io = mapped_io();
+  const std::lock_guard lock(io.mutex);
+  const auto found = io.all.find(address);
+  if (found == io.all.end()) return false;
+  (void)munmap(found->second.of_kernels, found->second.bytes);
+  io.all.erase(found);
+  --io_pages().mapped;
+  return true;
+}
+
+void* find_io_page(void* address) {
+  MappedIo& io = mapped_io();
+  const std::lock_guard lock(io.mutex);
+  const auto found = io.all.find(address);
+  return found == io.all.end() ? nullptr : found->second.of_kernels;
+}
+
+}  // namespace
 }  // namespace cuda_on_host
 
 using namespace cuda_on_host;
@@ -245,7 +301,8 @@ cudaError_t cudaMallocHost(void** address, size_t bytes) {
 cudaError_t cudaFreeHost(void* address) {
   return cudaFree(address);
 }
-cudaError_t cudaHostRegister(void* address, size_t bytes, unsigned int /*flags*/) {
+cudaError_t cudaHostRegister(void* address, size_t bytes, unsigned int flags) {
+  if ((flags & cudaHostRegisterIoMemory) != 0) return map_io_page(address, bytes);
   if (find_memory(address).type != cudaMemoryTypeUnregistered) {
     return failed(cudaErrorHostMemoryAlreadyRegistered);
   }
@@ -253,10 +310,12 @@ cudaError_t cudaHostRegister(void* address, size_t bytes, unsigned int /*flags*/
   return cudaSuccess;
 }
 cudaError_t cudaHostUnregister(void* address) {
+  if (unmap_io_page(address)) return cudaSuccess;
   return forget_memory(address) ? cudaSuccess : failed(cudaErrorHostMemoryNotRegistered);
 }
 cudaError_t cudaHostGetDevicePointer(void** of_kernels, void* address, unsigned int /*flags*/) {
-  *of_kernels = address;
+  void* const of_io = find_io_page(address);
+  *of_kernels = of_io == nullptr ? address : of_io;
   return cudaSuccess;
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* about, const void* address) {

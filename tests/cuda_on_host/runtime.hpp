@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -34,6 +35,14 @@ struct Memory {
 void note_memory(const void* address, size_t bytes, Memory memory);
 bool forget_memory(const void* address);
 Memory find_memory(const void* address);
+
+// Registers of other devices (cudaHostRegisterIoMemory), which kernels have at another address.
+enum class IoMemory { kWorks, kRefused, kLost };  // lost: what kernels store there arrives nowhere
+struct IoPages {
+  std::atomic<IoMemory> how{IoMemory::kWorks};
+  std::atomic<int> mapped{0};
+};
+IoPages& io_pages();
 
 // A function of the driver by its name, null: there is none.
 void* find_driver_function(const char* name);

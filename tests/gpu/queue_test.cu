@@ -1,6 +1,11 @@
 // Queues that kernels post to, on a GPU: warps post to rings in pinned memory, and the software NIC of this process carries
 // what they put to its peer, where another kernel acquires the words and checks every byte.
+#include <unistd.h>
+
+#include "base/status.hpp"
+#include "base/unique_fd.hpp"
 #include "queue_rig.hpp"
+#include "transport/cuda/device_memory.hpp"
 
 namespace queue_test {
 namespace {
@@ -342,7 +347,22 @@ void waits_end() {
   }
 }
 
+// The driver of an adapter takes memory of the library as a dmabuf, where the driver of the GPU has them.
+void gives_dmabufs() {
+  std::shared_ptr<mep::DeviceMemory> memory;
+  GPU_CHECK(mep::DeviceMemory::create(0, 100'000, &memory) == MEP_SUCCESS, "memory of a GPU");
+  mep::UniqueFd dmabuf;
+  const mep_result_t given = memory->export_dmabuf(&dmabuf);
+  std::printf("  memory of GPU 0 for adapters: %s; it %s the writes of NICs\n",
+              given == MEP_SUCCESS ? "a dmabuf" : mep::last_error_text(),
+              mep::orders_writes_of_nics(0) ? "orders" : "does not order");
+  if (given == MEP_ERR_UNSUPPORTED) return;
+  const off_t bytes = given == MEP_SUCCESS ? lseek(dmabuf.get(), 0, SEEK_END) : 0;
+  GPU_CHECK(bytes >= 100'000, "a dmabuf of %lld bytes", static_cast<long long>(bytes));
+}
+
 void all() {
+  gives_dmabufs();
   for (const uint32_t entries : {16u, 1024u}) {
     for (const uint64_t first : {0u, 0xfffau}) {
       puts_arrive({1, entries, first}, {1, 1}, 60);

@@ -17,7 +17,7 @@ ALLOWED = {
     "transport/cuda": ["base", "transport"],
     "transport/gpu_queue": ["base", "protocol", "transport"],
     "kernels/host": ["base", "protocol"],
-    "kernels/cuda/device": ["protocol"],
+    "kernels/cuda/device": ["protocol", "transport/gpu_queue"],
     "kernels/cuda/coll": ["base", "protocol", "kernels/cuda/device"],
     "kernels/cuda/ep": ["base", "protocol", "transport/gpu_queue", "kernels/cuda/device"],
     "core/membership": ["base"],

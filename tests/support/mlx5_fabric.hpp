@@ -12,6 +12,7 @@
 
 #include "base/status.hpp"
 #include "transport/gpu_queue/memory_executor.hpp"
+#include "transport/gpu_queue/memory_range.hpp"
 #include "transport/gpu_queue/soft_nic.hpp"
 
 namespace mep::test {
@@ -36,6 +37,27 @@ struct ModelPair {
   uint16_t to_lid = 0;
   std::array<uint8_t, 16> to_gid{};
   std::array<uint8_t, 6> to_mac{};
+};
+
+// How drivers of NICs take memory of GPUs: under the mutex of the fabric.
+struct GpuMemory {
+  // *refused is the caller's: the memory whose dmabuf was refused to it.
+  bool takes(const gpu_queue::MemoryRange& range, const void** refused) {
+    if (range.dmabuf >= 0) {
+      const bool refuses =
+          refuse_every != 0 && (by_dmabuf + refused_dmabufs + 1) % refuse_every == 0;
+      *refused = refuses ? range.address : nullptr;
+      ++(refuses ? refused_dmabufs : by_dmabuf);
+      return !refuses;
+    }
+    if (range.address != *refused) return true;
+    if (takes_addresses) ++by_address;
+    return takes_addresses;
+  }
+
+  uint32_t refuse_every = 0;     // each so many'th dmabuf; 0: none
+  bool takes_addresses = false;  // of refused dmabufs
+  uint32_t by_dmabuf = 0, by_address = 0, refused_dmabufs = 0;
 };
 
 // Pairs of all NICs, by number.
@@ -93,6 +115,7 @@ class ModelFabric {
   const void *cut_from = nullptr, *cut_to = nullptr;  // NICs: packets of one do not reach the other
   bool spoils = false;                                // the first byte of a put arrives as another
   gpu_queue::SoftNic nic;
+  GpuMemory gpu_memory;
   bool waits_for_peers = false;   // to be connected; else that counts as a try
   gpu_queue::QueueFaults faults;  // of queues that are served from then on
 

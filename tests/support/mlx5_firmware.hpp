@@ -38,6 +38,11 @@ class Firmware final : public m::Device {
     capabilities.ignores_overrun = capabilities.adds_words = true;
     capabilities.is_ethernet = capabilities.has_roce = port.is_ethernet;
   }
+  ~Firmware() override {
+    for (uint64_t* page : pages_) (void)munmap(page, kPageBytes);
+  }
+  Firmware(const Firmware&) = delete;
+  Firmware& operator=(const Firmware&) = delete;
 
   // For tests.
   m::Capabilities capabilities;
@@ -78,7 +83,7 @@ class Firmware final : public m::Device {
 
   mep_result_t create(const m::Mailbox& given, m::Mailbox* out,
                       std::unique_ptr<m::Object>* object) override;
-  mep_result_t share(const m::MemoryRange& range,
+  mep_result_t share(const gpu_queue::MemoryRange& range,
                      std::unique_ptr<m::SharedMemory>* memory) override;
   mep_result_t doorbells(std::unique_ptr<m::DoorbellPage>* page) override;
   mep_result_t event_queue(uint32_t* number) override {
@@ -86,7 +91,7 @@ class Firmware final : public m::Device {
     return begin_step() ? MEP_SUCCESS : fail(MEP_ERR_SYSTEM, "a fault");
   }
   uint32_t protection_domain() const override { return kDomain; }
-  mep_result_t register_memory(void* address, size_t bytes,
+  mep_result_t register_memory(const gpu_queue::MemoryRange& range,
                                std::unique_ptr<m::RegisteredMemory>* memory) override;
   mep_result_t find_port(m::Port* out) override {
     if (!begin_step()) return fail(MEP_ERR_SYSTEM, "a fault");
@@ -120,6 +125,7 @@ class Firmware final : public m::Device {
   }
 
  private:
+  bool takes_gpu_memory(const gpu_queue::MemoryRange& range);
   m::QueueAddress address_of_port() const {
     m::QueueAddress address;
     address.mtu = 5;
@@ -183,8 +189,11 @@ class Firmware final : public m::Device {
   ModelFabric* fabric_;
   ModelPort port_;
   uint32_t next_number_;
+  const void* refused_ = nullptr;  // memory of a GPU whose dmabuf was not taken
   std::map<uint32_t, Range> ranges_;
-  std::map<uint32_t, std::unique_ptr<uint64_t[]>> pages_;
+  static constexpr size_t kPageBytes = 4096;
+  std::map<uint32_t, uint64_t*> doorbells_;  // by the number of their page; many share one
+  std::vector<uint64_t*> free_doorbells_, pages_;
   std::map<uint32_t, Cq> cqs_;
   std::map<uint32_t, Qp> qps_;
 };
@@ -223,7 +232,7 @@ class ModelObject final : public m::Object {
   bool is_pair_;
 };
 
-inline mep_result_t Firmware::share(const m::MemoryRange& range,
+inline mep_result_t Firmware::share(const gpu_queue::MemoryRange& range,
                                     std::unique_ptr<m::SharedMemory>* memory) {
   class Shared final : public m::SharedMemory {
    public:
@@ -252,7 +261,12 @@ inline mep_result_t Firmware::share(const m::MemoryRange& range,
   return MEP_SUCCESS;
 }
 
-inline mep_result_t Firmware::register_memory(void* address, size_t bytes,
+inline bool Firmware::takes_gpu_memory(const gpu_queue::MemoryRange& range) {
+  const std::lock_guard lock(fabric_->mutex);
+  return fabric_->gpu_memory.takes(range, &refused_);
+}
+
+inline mep_result_t Firmware::register_memory(const gpu_queue::MemoryRange& range,
                                               std::unique_ptr<m::RegisteredMemory>* memory) {
   class Registered final : public m::RegisteredMemory {
    public:
@@ -279,9 +293,14 @@ inline mep_result_t Firmware::register_memory(void* address, size_t bytes,
     void* pages_;
     size_t bytes_;
   };
-  if (!begin_step()) return fail(MEP_ERR_SYSTEM, "a fault");
+  if (!begin_step() || !takes_gpu_memory(range)) return fail(MEP_ERR_SYSTEM, "a fault");
+  void* const address = range.address;
+  const size_t bytes = range.bytes;
   // The NIC writes to the pages that are there now, whatever the address has later. Private memory keeps them.
-  void* pages = mremap(address, 0, bytes, MREMAP_MAYMOVE);
+  void* const pages =
+      range.dmabuf < 0 ? mremap(address, 0, bytes, MREMAP_MAYMOVE)
+                       : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, range.dmabuf, 0);
+  if (range.dmabuf >= 0 && pages == MAP_FAILED) return fail(MEP_ERR_SYSTEM, "no dmabuf");
   const uint32_t key = next_number_;
   next_number_ += 2;
   const auto place = reinterpret_cast<uint64_t>(address);
@@ -305,10 +324,11 @@ inline mep_result_t Firmware::doorbells(std::unique_ptr<m::DoorbellPage>* page) 
       for (const auto& [number, cq] : firmware_->cqs_) used |= cq.uar == id_;
       for (const auto& [number, qp] : firmware_->qps_) used |= qp.uar == id_;
       firmware_->check_end(used, "doorbells end before their queue");
-      firmware_->pages_.erase(id_);
+      firmware_->free_doorbells_.push_back(address());
+      firmware_->doorbells_.erase(id_);
     }
     uint32_t id() const override { return id_; }
-    uint64_t* address() const override { return firmware_->pages_.at(id_).get(); }
+    uint64_t* address() const override { return firmware_->doorbells_.at(id_); }
 
    private:
     Firmware* firmware_;
@@ -316,7 +336,16 @@ inline mep_result_t Firmware::doorbells(std::unique_ptr<m::DoorbellPage>* page) 
   };
   if (!begin_step()) return fail(MEP_ERR_SYSTEM, "a fault");
   const uint32_t id = next_number_++;
-  pages_[id] = std::make_unique<uint64_t[]>(512);
+  if (free_doorbells_.empty()) {
+    auto* const words = static_cast<uint64_t*>(
+        mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+    if (words == MAP_FAILED) return fail(MEP_ERR_NO_MEMORY, "a page");
+    pages_.push_back(words);
+    for (size_t i = kPageBytes / sizeof *words; i-- > 0;) free_doorbells_.push_back(words + i);
+  }
+  doorbells_[id] = free_doorbells_.back();
+  free_doorbells_.pop_back();
+  *doorbells_[id] = 0;
   *page = std::make_unique<Page>(this, id);
   return MEP_SUCCESS;
 }
@@ -329,7 +358,7 @@ inline std::string Firmware::read_cq(m::Mailbox* in, Cq* out) {
   const uint64_t log_size = take(m::cq::kLogSize);
   if (log_size > capabilities.log_max_completions) return "size of the completion queue";
   out->uar = static_cast<uint32_t>(take(m::cq::kUar));
-  if (!pages_.contains(out->uar)) return "page of doorbells";
+  if (!doorbells_.contains(out->uar)) return "page of doorbells";
   if (take(m::cq::kEventQueue) != kEvents) return "event queue";
   if (take(m::cq::kLogPageSize) != 0) return "size of pages";
   if (take(m::cq::kRecordUmemValid) != 1) return "record without memory";
@@ -363,7 +392,7 @@ inline std::string Firmware::read_qp(m::Mailbox* in, Qp* out) {
   if (log_size > capabilities.log_max_entries) return "size of the send queue";
   out->entries = 1u << log_size;
   out->uar = static_cast<uint32_t>(take(m::qp::kUar));
-  if (!pages_.contains(out->uar)) return "page of doorbells";
+  if (!doorbells_.contains(out->uar)) return "page of doorbells";
   out->cq = static_cast<uint32_t>(take(m::qp::kSendCq));
   if (!cqs_.contains(out->cq)) return "completion queue";
   if (take(m::qp::kLogPageSize) != 0) return "size of pages";
@@ -526,7 +555,7 @@ inline std::string Firmware::serve(uint32_t number) {
   wiring.entries = qp.entries;
   wiring.completions = reinterpret_cast<gpu_queue::CompletionEntry*>(cqs_.at(qp.cq).entry.at);
   wiring.record = reinterpret_cast<const gpu_queue::DoorbellRecord*>(qp.record.at);
-  wiring.doorbell = pages_.at(qp.uar).get();
+  wiring.doorbell = doorbells_.at(qp.uar);
   wiring.queue_pair = number;
   wiring.local = local;
   wiring.remote = remote;

@@ -111,9 +111,9 @@ class Pairs {
     memory.rings = rings_.get();
     memory.entries = entries_;
     memory.ready = ready_.data();
-    memory.source = source.data();
-    memory.source_bytes = source.size();
-    const mep_result_t result = pairs_->offer(id, places.window_bytes(), memory);
+    mep_result_t result = pairs_->use_source({source.data(), source.size()});
+    if (result != MEP_SUCCESS) return result;
+    result = pairs_->offer(id, places.window_bytes(), memory);
     if (result != MEP_SUCCESS) return result;
     const mep_result_t connected =
         pairs_->connect(*comm.latest_view(), mep::Deadline::after_ms(kLimitMs));

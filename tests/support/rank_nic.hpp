@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "support/coll_ranks.hpp"
 #include "support/mlx5_firmware.hpp"
+#include "transport/gpu_queue/doorbell_carrier.hpp"
 #include "transport/gpu_queue/mlx5_pairs.hpp"
 #include "transport/gpu_queue/soft_pairs.hpp"
 
@@ -71,8 +73,9 @@ class RankNic {
   }
   std::unique_ptr<mep::gpu_queue::NicPairs> pairs() {
     if (firmware_ == nullptr) return std::make_unique<mep::gpu_queue::SoftPairs>(&soft_);
-    return std::make_unique<mep::gpu_queue::mlx5::AdapterPairs>(adapter_.get(),
-                                                                has_carrier_ ? &carrier_ : nullptr);
+    std::vector<mep::gpu_queue::Doorbells*> doorbells;
+    if (has_carrier_) doorbells.push_back(&carrier_);
+    return std::make_unique<mep::gpu_queue::mlx5::AdapterPairs>(adapter_.get(), doorbells);
   }
 
  private:

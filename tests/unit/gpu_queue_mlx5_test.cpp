@@ -345,13 +345,11 @@ struct OnePair {
   explicit OnePair(End* end, uint32_t suspect_ms = 5000) {
     assert_int_equal(m::Adapter::open(end->firmware, "model", &adapter), MEP_SUCCESS);
     pairs = std::make_unique<m::AdapterPairs>(adapter.get());
-    auto* window = reinterpret_cast<std::byte*>(end->target.data());
-    auto* source = reinterpret_cast<std::byte*>(end->source.data());
+    assert_int_equal(pairs->use_window({end->target.data(), sizeof end->target}), MEP_SUCCESS);
+    assert_int_equal(pairs->use_source({end->source.data(), sizeof end->source}), MEP_SUCCESS);
     assert_int_equal(
-        pairs->open({window, sizeof end->target, source, sizeof end->source}, suspect_ms),
+        pairs->make({end->memory, kEntries, end->ready, suspect_ms}, &end->queue, &pair),
         MEP_SUCCESS);
-    assert_int_equal(pairs->make({end->memory, kEntries, end->ready}, &end->queue, &pair),
-                     MEP_SUCCESS);
   }
   mep_result_t connect(const OnePair& other, Queue* queue) const {
     const std::vector<std::byte> address = other.pair->address();

@@ -37,7 +37,7 @@ size_t number_opened = 0;
 uint32_t number_made = 0;
 std::vector<std::string> warnings;
 
-mep_result_t open_model(int32_t rank, std::string* name,
+mep_result_t open_model(int32_t rank, const std::string& /*near*/, std::string* name,
                         std::unique_ptr<mep::test::m::Device>* out) {
   *name = "model" + std::to_string(rank);
   mep::test::ModelPort port;
@@ -100,7 +100,7 @@ class Models {
 };
 
 mep_result_t choose(mep_comm_t comm, GpuQueues queues, QueueNic* nic) {
-  const mep_result_t begun = nic->begin(*comm->comm, queues, {});
+  const mep_result_t begun = nic->begin(*comm->comm, queues, {}, {});
   return begun == MEP_SUCCESS ? nic->finish() : begun;
 }
 
@@ -244,7 +244,7 @@ void joiners_follow_the_members(void**) {
     refused_step = each.refused;
     QueueNic nic;
     const mep_result_t expected = each.text == nullptr ? MEP_SUCCESS : MEP_ERR_MISMATCH;
-    assert_int_equal(nic.join(each.queues, each.uses_adapter, kBad), expected);
+    assert_int_equal(nic.join(each.queues, each.uses_adapter, kBad, {}), expected);
     if (each.text == nullptr) {
       assert_int_equal(nic.uses_adapter(), each.uses_adapter);
     } else if (!contains(mep::last_error_text(), each.text)) {

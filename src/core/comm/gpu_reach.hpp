@@ -15,9 +15,10 @@ enum class GpuReach : uint8_t {
 
 // MEP_GPU_QUEUES: what executes the queues.
 enum class GpuQueues : uint8_t {
-  kHost,     // a software NIC
-  kAdapter,  // an adapter of each rank
-  kAuto,     // adapters where they pass a test on all ranks, else software NICs
+  kHost,      // a software NIC
+  kAdapter,   // an adapter of each rank
+  kAuto,      // adapters where they pass a test on all ranks, else software NICs
+  kAssisted,  // as kAdapter, and threads of the host ring the adapters
 };
 
 }  // namespace mep

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/status.hpp"
+#include "core/cuda/gpu_doorbells.hpp"
 #include "core/staged/reach.hpp"
 #include "core/staged/staged_collectives.hpp"
 
@@ -56,7 +57,9 @@ mep_result_t StagedComm::open() {
 
 mep_result_t StagedComm::join(const GpuDescription& about, const Deadline& deadline) {
   MEP_TRY(open_memory());
-  MEP_TRY(nic_.join(queues_, about.uses_adapter != 0, comm_.rank()));
+  PosterPlace place;
+  MEP_TRY(find_posters(&place));
+  MEP_TRY(nic_.join(queues_, about.uses_adapter != 0, comm_.rank(), std::move(place)));
   MEP_TRY(stream_comm_->begin(about.stream_epoch, 1));
   MEP_TRY(open_server(deadline));
   start();
@@ -92,7 +95,17 @@ mep_result_t StagedComm::open_memory() {
 
 mep_result_t StagedComm::connect(const Deadline& deadline) {
   MEP_TRY(open_server(deadline));
-  return nic_.begin(*stream_comm_, queues_, mapped_);
+  PosterPlace place;
+  MEP_TRY(find_posters(&place));
+  return nic_.begin(*stream_comm_, queues_, mapped_, std::move(place));
+}
+
+mep_result_t StagedComm::find_posters(PosterPlace* place) const {
+  DeviceFacts facts;
+  MEP_TRY(describe_device(device_, &facts));
+  place->pci = facts.pci;
+  place->doorbells = std::make_unique<GpuDoorbells>(device_);
+  return MEP_SUCCESS;
 }
 
 mep_result_t StagedComm::open_server(const Deadline& deadline) {

@@ -87,6 +87,7 @@ class StagedComm : public CudaBackend, public ViewParticipant {
 
  private:
   mep_result_t open_memory();
+  mep_result_t find_posters(PosterPlace* place) const;
   mep_result_t open_server(const Deadline& deadline);
   mep_result_t serve(const device::StageRequest& request, device::StageAnswer* answer);
   // Kernels of the channel run one after the other, on whatever streams; in a graph the order is the caller's.

@@ -7,6 +7,7 @@
 #include "base/library_thread.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
+#include "core/queued/doorbell_trial.hpp"
 #include "core/queued/self_test.hpp"
 #include "core/topo/hca_choice.hpp"
 #include "transport/gpu_queue/soft_pairs.hpp"
@@ -17,18 +18,26 @@
 namespace mep {
 namespace {
 
-mep_result_t open_near_adapter(int32_t rank, std::string* name,
+constexpr uint64_t kDoorbellMs = 500;  // of a doorbell's trial
+
+mep_result_t open_near_adapter(int32_t rank, const std::string& near, std::string* name,
                                std::unique_ptr<gpu_queue::mlx5::Device>* out) {
 #if MEP_HAVE_VERBS
   HcaQuestion question;
+  question.location = near;
   question.fallback_rank = rank;
   HcaChoice choice;
-  MEP_TRY(choose_preferred_hca(question, &choice));
+  mep_result_t chosen = choose_preferred_hca(question, &choice);
+  if (chosen == MEP_ERR_NOT_FOUND) {  // a container may not show where the GPU is
+    question.location = "cpu";
+    chosen = choose_preferred_hca(question, &choice);
+  }
+  MEP_TRY(chosen);
   if (choice.usable == 0) return fail(MEP_ERR_UNSUPPORTED, "%s", choice.summary.c_str());
   *name = choice.ports[0].hca;
   return verbs::open_mlx5_device(*name, out);
 #else
-  (void)rank, (void)name, (void)out;
+  (void)rank, (void)near, (void)name, (void)out;
   return fail(MEP_ERR_UNSUPPORTED, "this libmep was built without libibverbs");
 #endif
 }
@@ -58,8 +67,10 @@ AdapterAccess& adapter_access() {
   return access;
 }
 
-mep_result_t QueueNic::begin(Comm& comm, GpuQueues queues, const std::vector<bool>& mapped) {
+mep_result_t QueueNic::begin(Comm& comm, GpuQueues queues, const std::vector<bool>& mapped,
+                             PosterPlace place) {
   if (queues == GpuQueues::kHost) return soft_.start();
+  place_ = std::move(place);
   const auto run = [this, &comm, queues, mapped] {
     set_log_rank(static_cast<int>(comm.world().identity().slot));
     if (!comm.enter_call()) return fail(MEP_ERR_INTERNAL, "a comm has two users");
@@ -84,28 +95,29 @@ mep_result_t QueueNic::finish() {
 mep_result_t QueueNic::choose(Comm& comm, GpuQueues queues, const std::vector<bool>& mapped) {
   mep_result_t refused = MEP_SUCCESS;
   std::string why;
-  MEP_TRY(try_adapters(comm, mapped, &refused, &why));
+  MEP_TRY(try_adapters(comm, queues, mapped, &refused, &why));
   if (refused == MEP_SUCCESS) return MEP_SUCCESS;
   carrier_.reset();
   adapter_.reset();
   device_.reset();
-  if (queues == GpuQueues::kAdapter) {
-    return fail(refused, "MEP_GPU_QUEUES=adapter: %s; MEP_GPU_QUEUES=host needs no adapter",
-                why.c_str());
+  if (queues != GpuQueues::kAuto) {
+    return fail(refused, "MEP_GPU_QUEUES=%s: %s; MEP_GPU_QUEUES=host needs no adapter",
+                queues == GpuQueues::kAdapter ? "adapter" : "assisted", why.c_str());
   }
   log(LogLevel::kWarn, "MEP_GPU_QUEUES=auto: a thread executes queues that GPUs post to: %s",
       why.c_str());
   return soft_.start();
 }
 
-mep_result_t QueueNic::try_adapters(Comm& comm, const std::vector<bool>& mapped,
+mep_result_t QueueNic::try_adapters(Comm& comm, GpuQueues queues, const std::vector<bool>& mapped,
                                     mep_result_t* refused, std::string* why) {
   std::unique_ptr<SelfTest> test;
   const uint32_t number = comm.next_ep_number();
   const auto make = [&]() -> mep_result_t {
-    MEP_TRY(open_adapter(comm.rank()));
-    std::unique_ptr<gpu_queue::NicPairs> pairs;
-    MEP_TRY(make_pairs(&pairs));
+    MEP_TRY(open_adapter(comm.rank(), queues));
+    // Its posters are threads of the host.
+    auto pairs = std::make_unique<gpu_queue::mlx5::AdapterPairs>(
+        adapter_.get(), std::vector<gpu_queue::Doorbells*>{carrier_.get()});
     test = std::make_unique<SelfTest>(comm, adapter_->name(), std::move(pairs), mapped);
     return test->make(number);
   };
@@ -118,24 +130,26 @@ mep_result_t QueueNic::try_adapters(Comm& comm, const std::vector<bool>& mapped,
   return take("exchange data by its adapter", [&] { return test->exchange(deadline); });
 }
 
-mep_result_t QueueNic::join(GpuQueues queues, bool uses_adapter, uint32_t rank) {
-  if (queues != GpuQueues::kAuto && uses_adapter != (queues == GpuQueues::kAdapter)) {
+mep_result_t QueueNic::join(GpuQueues queues, bool uses_adapter, uint32_t rank, PosterPlace place) {
+  place_ = std::move(place);
+  if (queues != GpuQueues::kAuto && uses_adapter != (queues != GpuQueues::kHost)) {
     return fail(
         MEP_ERR_MISMATCH,
         "queues of the other ranks are executed by %s: rank %u wants MEP_GPU_QUEUES=%s or auto",
         uses_adapter ? "adapters" : "threads", rank, uses_adapter ? "adapter" : "host");
   }
   if (!uses_adapter) return soft_.start();
-  if (guarded([&] { return open_adapter(rank); }) == MEP_SUCCESS) return MEP_SUCCESS;
+  if (guarded([&] { return open_adapter(rank, queues); }) == MEP_SUCCESS) return MEP_SUCCESS;
   const std::string why = last_error_text();
   return fail(MEP_ERR_MISMATCH,
               "adapters execute the queues of the other ranks, rank %u could not open one: %s",
               rank, why.c_str());
 }
 
-mep_result_t QueueNic::open_adapter(uint32_t rank) {
+mep_result_t QueueNic::open_adapter(uint32_t rank, GpuQueues queues) {
   std::string name;
-  mep_result_t result = adapter_access().open(static_cast<int32_t>(rank), &name, &device_);
+  mep_result_t result =
+      adapter_access().open(static_cast<int32_t>(rank), place_.pci, &name, &device_);
   if (result == MEP_SUCCESS) {
     result = gpu_queue::mlx5::Adapter::open(*device_, name, &adapter_);
   }
@@ -145,7 +159,23 @@ mep_result_t QueueNic::open_adapter(uint32_t rank) {
   log(LogLevel::kInfo, "HCA %s is open for queues that GPUs post to: %s", name.c_str(),
       adapter_->port().description.c_str());
   carrier_ = std::make_unique<gpu_queue::DoorbellCarrier>();
-  return carrier_->start();
+  MEP_TRY(carrier_->start());
+  try_doorbells(queues);
+  return MEP_SUCCESS;
+}
+
+void QueueNic::try_doorbells(GpuQueues queues) {
+  if (queues == GpuQueues::kAssisted) place_.doorbells.reset();
+  if (place_.doorbells == nullptr) return;
+  const mep_result_t tried = guarded([&] {
+    return mep::try_doorbells(*adapter_, *place_.doorbells, Deadline::after_ms(kDoorbellMs));
+  });
+  if (tried == MEP_SUCCESS) {
+    return log(LogLevel::kInfo, "the GPU rings HCA %s", adapter_->name().c_str());
+  }
+  log(LogLevel::kInfo, "a thread rings HCA %s, the GPU does not: %s", adapter_->name().c_str(),
+      last_error_text());
+  place_.doorbells.reset();
 }
 
 mep_result_t QueueNic::make_pairs(std::unique_ptr<gpu_queue::NicPairs>* out) {
@@ -153,7 +183,9 @@ mep_result_t QueueNic::make_pairs(std::unique_ptr<gpu_queue::NicPairs>* out) {
     if (adapter_ == nullptr) {
       *out = std::make_unique<gpu_queue::SoftPairs>(&soft_);
     } else {
-      *out = std::make_unique<gpu_queue::mlx5::AdapterPairs>(adapter_.get(), carrier_.get());
+      std::vector<gpu_queue::Doorbells*> doorbells{carrier_.get()};
+      if (place_.doorbells != nullptr) doorbells.insert(doorbells.begin(), place_.doorbells.get());
+      *out = std::make_unique<gpu_queue::mlx5::AdapterPairs>(adapter_.get(), std::move(doorbells));
     }
     return MEP_SUCCESS;
   });

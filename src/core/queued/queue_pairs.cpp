@@ -28,15 +28,22 @@ bool QueuePairs::has_pair(uint32_t rank) const {
   return rank != comm_.rank() && (mapped_.empty() || !mapped_[rank]);
 }
 
-mep_result_t QueuePairs::offer(uint64_t id, size_t bytes, const Memory& memory) {
-  MEP_TRY(windows_.create(id, bytes));
+mep_result_t QueuePairs::use_inbox(const gpu_queue::MemoryRange& inbox) {
+  MEP_TRY(nic_->use_window(inbox));
+  inbox_ = static_cast<std::byte*>(inbox.address);
+  return MEP_SUCCESS;
+}
+
+// A window carries the addresses of pairs, also where the inbox lies elsewhere.
+mep_result_t QueuePairs::offer(uint64_t id, size_t inbox_bytes, const Memory& memory) {
+  const bool has_inbox = inbox_ != nullptr;
+  MEP_TRY(windows_.create(id, has_inbox ? sizeof(uint64_t) : inbox_bytes));
+  if (!has_inbox) MEP_TRY(use_inbox({windows_.data(), inbox_bytes}));
   memory_ = memory;
   queues_.resize(comm_.size());
   reached_.resize(comm_.size());
   pairs_.resize(comm_.size());
   fenced_.resize(comm_.size());
-  MEP_TRY(nic_->open({windows_.data(), bytes, memory.source, memory.source_bytes},
-                     comm_.world().config().suspect_ms));
   for (uint32_t rank = 0; rank < comm_.size(); ++rank) {
     if (has_pair(rank)) MEP_TRY(make_pair(rank));
   }
@@ -54,7 +61,8 @@ mep_result_t QueuePairs::make_pair(uint32_t rank) {
   std::memset(ring, 0, bytes);
   gpu_queue::Queue queue{};
   std::unique_ptr<gpu_queue::NicPair> pair;
-  MEP_TRY(nic_->make({ring, memory_.entries, memory_.ready + size_t{rank} * memory_.entries},
+  MEP_TRY(nic_->make({ring, memory_.entries, memory_.ready + size_t{rank} * memory_.entries,
+                      comm_.world().config().suspect_ms},
                      &queue, &pair));
   comm_.world().windows().set_note(windows_.own()->id(), comm_.slots()[rank], pair->address());
   const std::lock_guard lock(mutex_);

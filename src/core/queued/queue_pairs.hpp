@@ -42,11 +42,17 @@ class QueuePairs {
     std::byte* rings = nullptr;  // zeroed, ring_bytes(), on a page
     uint32_t entries = 0;        // of a ring; see Queue
     uint64_t* ready = nullptr;   // [ranks * entries] zeros, where the posters are
-    std::byte* source = nullptr;
-    size_t source_bytes = 0;
   };
-  // This rank's window; peers find it under its id. *this gets its rings.
-  [[nodiscard]] mep_result_t offer(uint64_t id, size_t bytes, const Memory& memory);
+  // Whether NicPairs may take memory of a GPU.
+  bool reaches_gpus() const { return nic_->reaches_gpus(); }
+  // See NicPairs; the inbox is what peers write. Without use_inbox(), offer() makes one: memory of the host.
+  [[nodiscard]] mep_result_t use_source(const gpu_queue::MemoryRange& source) {
+    return nic_->use_source(source);
+  }
+  [[nodiscard]] mep_result_t use_inbox(const gpu_queue::MemoryRange& inbox);
+  // This rank's window; peers find it under its id. *this has its source, and gets its rings.
+  [[nodiscard]] mep_result_t offer(uint64_t id, size_t inbox_bytes, const Memory& memory);
+  std::byte* inbox() const { return inbox_; }
   [[nodiscard]] mep_result_t connect(const CommView& view, const Deadline& deadline);
   // Whether each rank of the view is reached as this very process of it: by a queue where there is a pair.
   bool reaches(const CommView& view) const;
@@ -63,6 +69,7 @@ class QueuePairs {
   // By rank, to be copied to where the posters are. Nobody posts to those of ranks that are not reached; there is no ring
   // where there is no pair.
   std::span<const gpu_queue::Queue> queues() const { return queues_; }
+  // The inbox, unless use_inbox() gave another.
   const Window& window() const { return *windows_.own(); }
   // Any thread. Whether the NIC says that the rank's queue has failed, which this rank has not ended.
   bool find_error(uint32_t rank, gpu_queue::QueueError* error);
@@ -97,6 +104,7 @@ class QueuePairs {
   PeerWindows windows_;
   const std::unique_ptr<gpu_queue::NicPairs> nic_;
   Memory memory_;
+  std::byte* inbox_ = nullptr;
   std::vector<gpu_queue::Queue> queues_;  // completion entries change under the mutex
   std::vector<uint64_t> reached_;         // by rank: which process; 0: none
 

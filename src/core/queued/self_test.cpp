@@ -51,8 +51,7 @@ mep_result_t SelfTest::make(uint32_t number) {
   memory.rings = static_cast<std::byte*>(std::align(kPageBytes, ring_bytes, page, room));
   memory.entries = kEntries;
   memory.ready = ready_.data();
-  memory.source = reinterpret_cast<std::byte*>(source_.data());
-  memory.source_bytes = source_.size() * sizeof(uint64_t);
+  MEP_TRY(pairs_.use_source({source_.data(), source_.size() * sizeof(uint64_t)}));
   return pairs_.offer(comm_.id() ^ kWindowId ^ number, ranks * kCellBytes, memory);
 }
 

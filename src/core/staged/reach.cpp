@@ -24,7 +24,7 @@ constexpr ReachSetting kSettings[] = {
     {"mixed", GpuReach::kQueues, 2},
 };
 
-constexpr const char* kQueues[] = {"host", "adapter", "auto"};  // by GpuQueues
+constexpr const char* kQueues[] = {"host", "adapter", "auto", "assisted"};  // by GpuQueues
 
 const char* setting_of(const ReachFacts& facts) {
   const char* name = "?";
@@ -117,8 +117,8 @@ mep_result_t read_reach_setting(uint32_t rank, ReachFacts* facts) {
   MEP_TRY(env_string("MEP_GPU_QUEUES", &queues, &is_set));
   const auto* const found = std::find(std::begin(kQueues), std::end(kQueues), queues);
   if (is_set && found == std::end(kQueues)) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "MEP_GPU_QUEUES=%.64s: it is host, adapter or auto",
-                queues.c_str());
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "MEP_GPU_QUEUES=%.64s: it is host, adapter, auto or assisted", queues.c_str());
   }
   facts->queues = is_set ? static_cast<uint64_t>(found - std::begin(kQueues)) : 0;
   for (const ReachSetting& setting : kSettings) {

@@ -51,7 +51,7 @@ uint32_t most_blocks_of(std::span<const ReachFacts> facts);
                                         std::span<const uint32_t> ranks);
 
 // Writes least and group of a rank from MEP_CUDA_REACH: auto, host, queues, or mixed: even and odd ranks
-// are two groups. Writes queues from MEP_GPU_QUEUES: host, adapter or auto.
+// are two groups. Writes queues from MEP_GPU_QUEUES: host, adapter, auto or assisted.
 [[nodiscard]] mep_result_t read_reach_setting(uint32_t rank, ReachFacts* facts);
 
 }  // namespace mep

@@ -42,6 +42,7 @@ struct Driver {
   decltype(&cuMemAddressFree) free = nullptr;
   decltype(&cuMemExportToShareableHandle) export_handle = nullptr;
   decltype(&cuMemImportFromShareableHandle) import_handle = nullptr;
+  decltype(&cuMemGetHandleForAddressRange) range_handle = nullptr;
   decltype(&cuMemGetAllocationGranularity) granularity = nullptr;
   decltype(&cuDeviceGetAttribute) attribute = nullptr;
   decltype(&cuGetErrorString) error_string = nullptr;
@@ -73,6 +74,7 @@ struct Driver {
     find("cuMemAddressFree", &free);
     find("cuMemExportToShareableHandle", &export_handle);
     find("cuMemImportFromShareableHandle", &import_handle);
+    find("cuMemGetHandleForAddressRange", &range_handle);
     find("cuMemGetAllocationGranularity", &granularity);
     find("cuDeviceGetAttribute", &attribute);
     find("cuGetErrorString", &error_string);
@@ -165,6 +167,10 @@ mep_result_t describe_device(int32_t device, DeviceFacts* facts) {
   facts->exports_memory =
       has_attribute(device, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
   return MEP_SUCCESS;
+}
+
+bool orders_writes_of_nics(int32_t device) {
+  return has_attribute(device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING);
 }
 
 bool device_reaches(int32_t device, int32_t peer) {
@@ -280,6 +286,20 @@ mep_result_t DeviceMemory::export_fd(UniqueFd* fd) const {
   MEP_TRY(mep::check(
       driver().export_handle(&number, handle_, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
       "exporting device memory"));
+  *fd = UniqueFd(number);
+  return MEP_SUCCESS;
+}
+
+mep_result_t DeviceMemory::export_dmabuf(UniqueFd* fd) const {
+  if (!has_attribute(device_, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)) {
+    return fail(MEP_ERR_UNSUPPORTED, "the driver of GPU %d has no dmabuf", device_);
+  }
+  const DeviceScope scope(device_);
+  MEP_TRY(scope.check());
+  int number = -1;
+  MEP_TRY(mep::check(
+      driver().range_handle(&number, address_, bytes_, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0),
+      "a dmabuf of device memory"));
   *fd = UniqueFd(number);
   return MEP_SUCCESS;
 }

@@ -33,6 +33,8 @@ struct DeviceFacts {
 // Number of GPUs that can be used; the error's text says why there is none.
 [[nodiscard]] mep_result_t count_devices(int32_t* count);
 [[nodiscard]] mep_result_t describe_device(int32_t device, DeviceFacts* facts);
+// Whether kernels of that GPU that acquire a word written by a NIC see what it wrote before.
+bool orders_writes_of_nics(int32_t device);
 // Whether `device` reaches the memory of `peer`.
 bool device_reaches(int32_t device, int32_t peer);
 // The same of a GPU by its UUID; of one that this process does not see nothing is known, so it may.
@@ -71,6 +73,8 @@ class DeviceMemory {
   int32_t device() const { return device_; }
   // A descriptor for import().
   [[nodiscard]] mep_result_t export_fd(UniqueFd* fd) const;
+  // A descriptor for a NIC's driver: a dmabuf of data() and bytes().
+  [[nodiscard]] mep_result_t export_dmabuf(UniqueFd* fd) const;
 
  private:
   DeviceMemory() = default;

@@ -23,10 +23,11 @@ mep_result_t DoorbellCarrier::start() {
       "the thread that rings the adapter", [this] { carry(); }, &thread_);
 }
 
-mep_result_t DoorbellCarrier::add(uint64_t* word, uint64_t* doorbell) {
+mep_result_t DoorbellCarrier::add(uint64_t* word, uint64_t* doorbell, uint64_t** of_posters) {
   const std::lock_guard lock(mutex_);
   return guarded([&] {
     ways_.push_back({word, doorbell});
+    *of_posters = word;
     changed_.notify_one();
     return MEP_SUCCESS;
   });

@@ -10,22 +10,22 @@
 #include <vector>
 
 #include "mep.h"
+#include "transport/gpu_queue/doorbells.hpp"
 
 namespace mep::gpu_queue {
 
-class DoorbellCarrier {
+class DoorbellCarrier final : public Doorbells {
  public:
   DoorbellCarrier() = default;
-  ~DoorbellCarrier();
+  ~DoorbellCarrier() override;
   DoorbellCarrier(const DoorbellCarrier&) = delete;
   DoorbellCarrier& operator=(const DoorbellCarrier&) = delete;
 
   // Once.
   [[nodiscard]] mep_result_t start();
-  // The word is 0 before posters ring it. Any thread.
-  [[nodiscard]] mep_result_t add(uint64_t* word, uint64_t* doorbell);
-  // Afterwards the thread touches neither. Any thread.
-  void remove(const uint64_t* word);
+  [[nodiscard]] mep_result_t add(uint64_t* word, uint64_t* doorbell,
+                                 uint64_t** of_posters) override;
+  void remove(const uint64_t* word) override;
 
  private:
   struct Way {

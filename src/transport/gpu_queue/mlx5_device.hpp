@@ -11,6 +11,7 @@
 #include <string>
 
 #include "mep.h"
+#include "transport/gpu_queue/memory_range.hpp"
 #include "transport/gpu_queue/mlx5_commands.hpp"
 
 namespace mep::gpu_queue::mlx5 {
@@ -38,19 +39,12 @@ class DoorbellPage {
   virtual uint64_t* address() const = 0;
 };
 
-// Memory of the host that requests may name, until this ends: "MR".
+// Memory that requests may name by its address, until this ends: "MR".
 class RegisteredMemory {
  public:
   virtual ~RegisteredMemory() = default;
   virtual uint32_t local_key() const = 0;
   virtual uint32_t remote_key() const = 0;
-};
-
-struct MemoryRange {
-  void* address =
-      nullptr;  // of the host; of a GPU, as the NIC's driver finds it, where there is no dmabuf
-  size_t bytes = 0;
-  int dmabuf = -1;  // its descriptor: the range begins with it
 };
 
 // Tells a peer of a queue pair, and how to reach it.
@@ -96,7 +90,7 @@ class Device {
   [[nodiscard]] virtual mep_result_t event_queue(uint32_t* number) = 0;
   virtual uint32_t protection_domain() const = 0;
   // For requests of queue pairs of this device, and of those that reach them.
-  [[nodiscard]] virtual mep_result_t register_memory(void* address, size_t bytes,
+  [[nodiscard]] virtual mep_result_t register_memory(const MemoryRange& range,
                                                      std::unique_ptr<RegisteredMemory>* memory) = 0;
   // The first one that is active.
   [[nodiscard]] virtual mep_result_t find_port(Port* out) = 0;

@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cstring>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -14,7 +15,7 @@
 namespace mep::gpu_queue::mlx5 {
 namespace {
 
-constexpr uint64_t kWordInRecordPage = 64;  // which a carrier takes doorbells from
+constexpr uint64_t kWordInRecordPage = 64;  // see Doorbells
 constexpr uint64_t kMostOfTries = 4;        // an adapter's tries may take so many times their name
 
 // A pair tells it to its peer.
@@ -78,11 +79,20 @@ class AdapterPair final : public NicPair {
   AdapterPair(const AdapterPair&) = delete;
   AdapterPair& operator=(const AdapterPair&) = delete;
 
-  // Posters ring its queue's doorbell, a word that is 0 now.
-  mep_result_t be_rung_by(DoorbellCarrier* carrier) {
-    MEP_TRY(carrier->add(queue_.doorbell, pair_->doorbell()));
-    carrier_ = carrier;
-    return MEP_SUCCESS;
+  // One of them takes the doorbell of the queue, with a word that is 0 now.
+  mep_result_t be_rung_by(std::span<Doorbells* const> doorbells, uint64_t* word, Queue* queue) {
+    if (doorbells.empty()) return MEP_SUCCESS;
+    word_ = word;
+    mep_result_t added = MEP_SUCCESS;
+    for (Doorbells* each : doorbells) {
+      added = each->add(word, pair_->doorbell(), &queue->doorbell);
+      if (added != MEP_SUCCESS) continue;
+      doorbells_ = each;
+      // finish() is a thread of the host, which may not reach what the posters store to.
+      if (queue->doorbell == word) queue_.doorbell = word;
+      break;
+    }
+    return added;
   }
 
   std::vector<std::byte> address() const override {
@@ -165,7 +175,7 @@ class AdapterPair final : public NicPair {
     return stopped;
   }
   void end() {
-    if (carrier_ != nullptr) carrier_->remove(queue_.doorbell);
+    if (doorbells_ != nullptr) std::exchange(doorbells_, nullptr)->remove(word_);
     const std::lock_guard lock(adapter_->mutex());
     pair_.reset();
   }
@@ -174,8 +184,9 @@ class AdapterPair final : public NicPair {
   }
 
   Adapter* const adapter_;
-  const uint64_t finish_ns_;  // the adapter has given up by then
-  DoorbellCarrier* carrier_ = nullptr;
+  const uint64_t finish_ns_;        // the adapter has given up by then
+  Doorbells* doorbells_ = nullptr;  // null: there are none
+  uint64_t* word_ = nullptr;
   PairStopper::Stop stop_{[this] { return stop(); }};
   std::unique_ptr<SendQueuePair> pair_;  // this and the next change under the adapter's mutex
   bool is_connected_ = false;            // or partly
@@ -204,24 +215,33 @@ AdapterPairs::~AdapterPairs() {
   window_.reset();
 }
 
-mep_result_t AdapterPairs::open(const Memory& memory, uint32_t suspect_ms) {
-  memory_ = memory;
-  ack_timeout_ = ack_timeout_for(suspect_ms);
-  return named(adapter_->name(), register_memory(memory));
+mep_result_t AdapterPairs::use_window(const MemoryRange& window) {
+  window_data_ = static_cast<std::byte*>(window.address);
+  return named(adapter_->name(), register_memory(window, &window_));
 }
 
-mep_result_t AdapterPairs::register_memory(const Memory& memory) {
+mep_result_t AdapterPairs::use_source(const MemoryRange& source) {
+  return named(adapter_->name(), register_memory(source, &source_));
+}
+
+// A driver that takes no dmabuf may know addresses of GPUs (nvidia_peermem).
+mep_result_t AdapterPairs::register_memory(const MemoryRange& range,
+                                           std::unique_ptr<RegisteredMemory>* out) {
   const std::lock_guard lock(adapter_->mutex());
   Device& device = adapter_->device();
-  MEP_TRY(device.register_memory(memory.window, memory.window_bytes, &window_));
-  return device.register_memory(memory.source, memory.source_bytes, &source_);
+  const mep_result_t registered = device.register_memory(range, out);
+  if (registered == MEP_SUCCESS || range.dmabuf < 0) return registered;
+  const std::string why = last_error_text();
+  const mep_result_t found = device.register_memory({range.address, range.bytes}, out);
+  return found == MEP_SUCCESS ? MEP_SUCCESS : add_context(found, "%s; by its address", why.c_str());
 }
 
-mep_result_t AdapterPairs::create(const Ring& ring, std::unique_ptr<SendQueuePair>* out) {
+mep_result_t AdapterPairs::create(const Ring& ring, uint32_t ack_timeout,
+                                  std::unique_ptr<SendQueuePair>* out) {
   SendQueuePair::Options options;
   options.entries = ring.entries;
   options.mtu = adapter_->port().address.mtu;
-  options.ack_timeout = ack_timeout_;
+  options.ack_timeout = ack_timeout;
   options.memory = {ring.memory, QueueLayout(ring.entries).bytes, -1};
   MEP_TRY(random_psn(&options.first_psn));
   const std::lock_guard lock(adapter_->mutex());
@@ -237,16 +257,15 @@ mep_result_t AdapterPairs::make(const Ring& ring, Queue* queue, std::unique_ptr<
   queue->source_key = source_->local_key();
   make_empty(queue, reinterpret_cast<CompletionEntry*>(ring.memory + layout.completion), 0);
   std::unique_ptr<SendQueuePair> pair;
-  MEP_TRY(named(adapter_->name(), create(ring, &pair)));
+  const uint32_t ack_timeout = ack_timeout_for(ring.suspect_ms);
+  MEP_TRY(named(adapter_->name(), create(ring, ack_timeout, &pair)));
   queue->queue_pair = pair->number();
   queue->doorbell = pair->doorbell();
-  if (carrier_ != nullptr) {
-    queue->doorbell = reinterpret_cast<uint64_t*>(ring.memory + layout.record + kWordInRecordPage);
-  }
   return guarded([&] {
     auto made = std::make_unique<AdapterPair>(adapter_, std::move(pair), *queue, *window_,
-                                              memory_.window, ack_timeout_);
-    if (carrier_ != nullptr) MEP_TRY(made->be_rung_by(carrier_));
+                                              window_data_, ack_timeout);
+    auto* const word = reinterpret_cast<uint64_t*>(ring.memory + layout.record + kWordInRecordPage);
+    MEP_TRY(made->be_rung_by(doorbells_, word, queue));
     *out = std::move(made);
     return mep_result_t{MEP_SUCCESS};
   });

@@ -4,8 +4,10 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
-#include "transport/gpu_queue/doorbell_carrier.hpp"
+#include "transport/gpu_queue/doorbells.hpp"
 #include "transport/gpu_queue/mlx5_queue.hpp"
 #include "transport/gpu_queue/nic_pairs.hpp"
 #include "transport/gpu_queue/pair_stopper.hpp"
@@ -40,27 +42,30 @@ class Adapter {
 
 class AdapterPairs final : public NicPairs {
  public:
-  // Both outlive it. Null: posters reach the adapter's doorbells.
-  explicit AdapterPairs(Adapter* adapter, DoorbellCarrier* carrier = nullptr)
-      : adapter_(adapter), carrier_(carrier) {}
+  // All outlive it. The first that takes a queue's doorbell serves it; without any, posters are threads of the host that store
+  // to the adapter's page.
+  explicit AdapterPairs(Adapter* adapter, std::vector<Doorbells*> doorbells = {})
+      : adapter_(adapter), doorbells_(std::move(doorbells)) {}
   ~AdapterPairs() override;
   AdapterPairs(const AdapterPairs&) = delete;
   AdapterPairs& operator=(const AdapterPairs&) = delete;
 
   size_t bytes_of(uint32_t entries) const override { return QueueLayout(entries).bytes; }
   bool tells() const override { return true; }
-  [[nodiscard]] mep_result_t open(const Memory& memory, uint32_t suspect_ms) override;
+  bool reaches_gpus() const override { return true; }
+  [[nodiscard]] mep_result_t use_window(const MemoryRange& window) override;
+  [[nodiscard]] mep_result_t use_source(const MemoryRange& source) override;
   [[nodiscard]] mep_result_t make(const Ring& ring, Queue* queue,
                                   std::unique_ptr<NicPair>* out) override;
 
  private:
-  mep_result_t register_memory(const Memory& memory);
-  mep_result_t create(const Ring& ring, std::unique_ptr<SendQueuePair>* out);
+  // By its dmabuf, else by its address.
+  mep_result_t register_memory(const MemoryRange& range, std::unique_ptr<RegisteredMemory>* out);
+  mep_result_t create(const Ring& ring, uint32_t ack_timeout, std::unique_ptr<SendQueuePair>* out);
 
   Adapter* const adapter_;
-  DoorbellCarrier* const carrier_;
-  Memory memory_;
-  uint32_t ack_timeout_ = kLongestAckTimeout;
+  const std::vector<Doorbells*> doorbells_;
+  std::byte* window_data_ = nullptr;
   std::unique_ptr<RegisteredMemory> window_;
   std::unique_ptr<RegisteredMemory> source_;
 };

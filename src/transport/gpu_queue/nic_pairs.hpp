@@ -16,6 +16,7 @@
 
 #include "base/clock.hpp"
 #include "mep.h"
+#include "transport/gpu_queue/memory_range.hpp"
 #include "transport/gpu_queue/send_queue.hpp"
 
 namespace mep {
@@ -55,18 +56,12 @@ class NicPair {
 
 class NicPairs {
  public:
-  // Requests of all pairs name it: the own window is as long as that of each peer.
-  struct Memory {
-    std::byte* window = nullptr;
-    size_t window_bytes = 0;
-    std::byte* source = nullptr;  // posters name it by the same addresses
-    size_t source_bytes = 0;
-  };
   struct Ring {
     std::byte* memory =
         nullptr;  // zeros, bytes_of(entries), on a page or at a multiple of bytes_of(entries) from it
     uint32_t entries = 0;       // see Queue
     uint64_t* ready = nullptr;  // [entries] zeros, where the posters are
+    uint32_t suspect_ms = 0;    // a peer that is silent for so long counts as lost
   };
   virtual ~NicPairs() = default;
 
@@ -75,8 +70,13 @@ class NicPairs {
   // Whether pairs connect by addresses that their peers give. Then peers write to the window by pairs that are connected
   // here, and in no other way.
   virtual bool tells() const = 0;
-  // Once, before the first pair; the memory outlives this object. A peer that is silent for so long counts as lost.
-  [[nodiscard]] virtual mep_result_t open(const Memory& memory, uint32_t suspect_ms) = 0;
+  // Whether the two calls below may succeed with memory of a GPU.
+  virtual bool reaches_gpus() const = 0;
+  // Peers write the window, which is as long as that of each peer; requests of all pairs read the source, which posters name
+  // by the same addresses. Each once, before the first pair, and again with other memory where the NIC has refused. The
+  // memory outlives this object.
+  [[nodiscard]] virtual mep_result_t use_window(const MemoryRange& window) = 0;
+  [[nodiscard]] virtual mep_result_t use_source(const MemoryRange& source) = 0;
   // This object outlives the pair. *queue is as posters need it, but for the peer's window.
   [[nodiscard]] virtual mep_result_t make(const Ring& ring, Queue* queue,
                                           std::unique_ptr<NicPair>* out) = 0;

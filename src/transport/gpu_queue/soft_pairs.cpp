@@ -24,16 +24,17 @@ struct Words {
 
 class SoftPair final : public NicPair {
  public:
-  SoftPair(SoftNic* nic, const NicPairs::Memory& memory, const Queue& queue, Words* words)
-      : nic_(nic), window_bytes_(memory.window_bytes) {
+  SoftPair(SoftNic* nic, size_t window_bytes, const MemoryRange& source, const Queue& queue,
+           Words* words)
+      : nic_(nic), window_bytes_(window_bytes) {
     wiring_.ring = queue.ring;
     wiring_.entries = queue.entries;
     wiring_.completions = &words->completion;
     wiring_.record = queue.record;
     wiring_.doorbell = queue.doorbell;
     wiring_.queue_pair = queue.queue_pair;
-    wiring_.local = {{kSourceKey, std::bit_cast<uint64_t>(memory.source), memory.source_bytes,
-                      memory.source, true}};
+    wiring_.local = {{kSourceKey, std::bit_cast<uint64_t>(source.address), source.bytes,
+                      static_cast<std::byte*>(source.address), true}};
   }
   ~SoftPair() override { (void)fail(Deadline::never()); }
   SoftPair(const SoftPair&) = delete;
@@ -86,8 +87,13 @@ size_t SoftPairs::ring_bytes(uint32_t entries) {
   return sizeof(Words) + entries * sizeof(Request);
 }
 
-mep_result_t SoftPairs::open(const Memory& memory, uint32_t /*suspect_ms*/) {
-  memory_ = memory;
+mep_result_t SoftPairs::use_window(const MemoryRange& window) {
+  window_ = window;
+  return MEP_SUCCESS;
+}
+
+mep_result_t SoftPairs::use_source(const MemoryRange& source) {
+  source_ = source;
   return MEP_SUCCESS;
 }
 
@@ -102,7 +108,7 @@ mep_result_t SoftPairs::make(const Ring& ring, Queue* queue, std::unique_ptr<Nic
   queue->source_key = kSourceKey;
   make_empty(queue, &words->completion, 0);
   return guarded([&] {
-    *out = std::make_unique<SoftPair>(nic_, memory_, *queue, words);
+    *out = std::make_unique<SoftPair>(nic_, window_.bytes, source_, *queue, words);
     return MEP_SUCCESS;
   });
 }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -190,7 +191,7 @@ class DevxDevice final : public m::Device {
     if (made == nullptr) return result_of(errno, in, *out);
     return keep<DevxObject>(made, mlx5_library().destroy, object);
   }
-  mep_result_t share(const m::MemoryRange& range,
+  mep_result_t share(const gpu_queue::MemoryRange& range,
                      std::unique_ptr<m::SharedMemory>* memory) override {
     mlx5dv_devx_umem* made = nullptr;
     if (range.dmabuf < 0) {
@@ -224,14 +225,28 @@ class DevxDevice final : public m::Device {
     return fail(MEP_ERR_SYSTEM, "the adapter names no event queue: %m");
   }
   uint32_t protection_domain() const override { return domain_number_; }
-  mep_result_t register_memory(void* address, size_t bytes,
+  // Writes keep their order: a signal of a window arrives behind the data.
+  mep_result_t register_memory(const gpu_queue::MemoryRange& range,
                                std::unique_ptr<m::RegisteredMemory>* memory) override {
-    ibv_mr* made =
-        ibv_reg_mr(domain_, address, bytes,
-                   IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC);
+    constexpr int kAccess =
+        IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+    ibv_mr* made = nullptr;
+    if (range.dmabuf < 0) {
+      made = ibv_reg_mr(domain_, range.address, range.bytes, kAccess);
+    } else {
+      // Not in each libibverbs that this library can be loaded with.
+      static const auto call =
+          reinterpret_cast<decltype(&ibv_reg_dmabuf_mr)>(dlsym(RTLD_DEFAULT, "ibv_reg_dmabuf_mr"));
+      if (call == nullptr) {
+        return fail(MEP_ERR_UNSUPPORTED,
+                    "libibverbs has no ibv_reg_dmabuf_mr; a newer rdma-core has it");
+      }
+      made = call(domain_, 0, range.bytes, std::bit_cast<uint64_t>(range.address), range.dmabuf,
+                  kAccess);
+    }
     if (made == nullptr) {
-      return fail(MEP_ERR_SYSTEM, "the adapter does not register %zu bytes (ulimit -l?): %m",
-                  bytes);
+      return fail(MEP_ERR_SYSTEM, "the adapter does not register %zu bytes%s: %m", range.bytes,
+                  range.dmabuf < 0 ? " (ulimit -l?)" : " of a dmabuf");
     }
     return keep<DevxRegistration>(made, ibv_dereg_mr, memory);
   }

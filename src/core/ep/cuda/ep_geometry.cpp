@@ -1,4 +1,5 @@
 #include "core/ep/cuda/ep_geometry.hpp"
+#include "core/topo/usable.hpp"
 
 #include <algorithm>
 
@@ -75,6 +76,17 @@ mep_result_t estimate_gpu_buffers(const GpuBackend& gpu, const EpShape& shape,
   out->private_bytes *= shape.buffers;
   out->resident_bytes = out->window_bytes;  // pinned, or of the device: there from the start
   return MEP_SUCCESS;
+}
+
+mep_result_t check_pinned_bytes(uint64_t bytes, uint32_t ranks_on_host) {
+  const uint64_t there = usable_memory();
+  if (there == 0 || bytes <= there / ranks_on_host) return MEP_SUCCESS;
+  return fail(MEP_ERR_NO_MEMORY,
+              "the memory that GPUs write for their peers takes %llu pinned bytes for each of %u "
+              "ranks of this host, and it has %llu (machine or control group): lower "
+              "max_tokens_per_rank, hidden, experts_per_rank or num_buffers",
+              static_cast<unsigned long long>(bytes), ranks_on_host,
+              static_cast<unsigned long long>(there));
 }
 
 }  // namespace mep

@@ -17,4 +17,8 @@ device::EpGeometry ep_geometry(const EpShape& shape, const EpDeviceOptions& opti
 [[nodiscard]] mep_result_t estimate_gpu_buffers(const GpuBackend& gpu, const EpShape& shape,
                                                 const EpDeviceOptions& options, mep_ep_size_t* out);
 
+// Whether the host has so much memory for each of its ranks. Pinned memory is taken at once: a control group that has less
+// would kill a rank.
+[[nodiscard]] mep_result_t check_pinned_bytes(uint64_t bytes, uint32_t ranks_on_host);
+
 }  // namespace mep

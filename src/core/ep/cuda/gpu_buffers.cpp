@@ -8,7 +8,6 @@
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/cuda/pinned_word.hpp"
-#include "core/topo/usable.hpp"
 #include "transport/gpu_queue/request_check.hpp"
 
 namespace mep {
@@ -97,7 +96,6 @@ mep_result_t GpuBuffers::choose_ctas() {
   return MEP_SUCCESS;
 }
 
-// Pinned memory is taken at once: a control group that has less would kill a rank.
 mep_result_t GpuBuffers::check_host_memory() const {
   uint64_t each = 0;
   switch (backend_.reach()) {
@@ -107,19 +105,13 @@ mep_result_t GpuBuffers::check_host_memory() const {
       each = geometry_.pushed_bytes * shape_.buffers;
       break;
     case GpuReach::kQueues: {
+      if (backend_.uses_adapter()) return MEP_SUCCESS;  // QueuedBuffer looks where it takes some
       const device::EpQueueLayout layout = device::make_ep_queue_layout(geometry_);
       each = (layout.inbox_bytes + layout.outbox_bytes) * shape_.buffers;
       break;
     }
   }
-  const uint64_t there = usable_memory();
-  if (there == 0 || each <= there / ranks_on_host_) return MEP_SUCCESS;
-  return fail(MEP_ERR_NO_MEMORY,
-              "the memory that GPUs write for their peers takes %llu pinned bytes for each of %u "
-              "ranks of this host, and it has %llu (machine or control group): lower "
-              "max_tokens_per_rank, hidden, experts_per_rank or num_buffers",
-              static_cast<unsigned long long>(each), ranks_on_host_,
-              static_cast<unsigned long long>(there));
+  return check_pinned_bytes(each, ranks_on_host_);
 }
 
 mep_result_t GpuBuffers::offer(const std::string& name, uint64_t window_seed) {
@@ -158,9 +150,9 @@ mep_result_t GpuBuffers::offer_windows(Buffer* buffer) {
   const std::vector<bool> mapped = backend_.mapped_ranks();
   std::unique_ptr<gpu_queue::NicPairs> nic;
   MEP_TRY(backend_.make_pairs(&nic));
-  buffer->queued =
-      std::make_unique<QueuedBuffer>(comm_.identity(), std::move(nic), mapped, geometry_);
-  MEP_TRY(buffer->queued->offer(backend_.device(), buffer->id));
+  buffer->queued = std::make_unique<QueuedBuffer>(comm_.identity(), std::move(nic), mapped,
+                                                  geometry_, backend_.device(), ranks_on_host_);
+  MEP_TRY(buffer->queued->offer(buffer->id));
   if (mapped.empty()) return MEP_SUCCESS;
   const uint64_t id = hash_bytes(buffer->id, "mapped", 6);
   buffer->windows =

@@ -17,14 +17,17 @@ class QueuedBuffer {
  public:
   // `mapped`: see QueuePairs.
   QueuedBuffer(const CommIdentity& comm, std::unique_ptr<gpu_queue::NicPairs> nic,
-               std::vector<bool> mapped, const device::EpGeometry& geometry)
-      : max_tokens_(geometry.sizes.max_tokens),
+               std::vector<bool> mapped, const device::EpGeometry& geometry, int32_t device,
+               uint32_t ranks_on_host)
+      : device_(device),
+        ranks_on_host_(ranks_on_host),
+        max_tokens_(geometry.sizes.max_tokens),
         window_bytes_(geometry.window_bytes),
         layout_(device::make_ep_queue_layout(geometry)),
         ranks_(geometry.sizes.ranks),
         pairs_(comm, std::move(nic), std::move(mapped)) {}
 
-  [[nodiscard]] mep_result_t offer(int32_t device, uint64_t id);
+  [[nodiscard]] mep_result_t offer(uint64_t id);
   [[nodiscard]] mep_result_t connect(const CommView& view, const Deadline& deadline, void* stream);
   // recv_x and the rest that the library keeps, as in a mapped window.
   std::byte* window() const { return window_->data(); }
@@ -45,18 +48,33 @@ class QueuedBuffer {
   void end() { pairs_.end(); }
 
  private:
+  // On the GPU, or pinned where the NIC does not reach that.
+  struct Memory {
+    std::shared_ptr<DeviceMemory> gpu;
+    std::shared_ptr<PinnedMemory> host;
+    std::byte* data = nullptr;
+  };
+
+  // use(range) gives it to the pairs.
+  template <typename Use>
+  mep_result_t make_memory(bool tries_gpu, size_t bytes, const Use& use, Memory* out) const;
+  template <typename Use>
+  mep_result_t take_gpu_memory(size_t bytes, const Use& use, Memory* out) const;
   mep_result_t pin();
 
+  const int32_t device_;
+  const uint32_t ranks_on_host_;
   const uint32_t max_tokens_;
   const uint64_t window_bytes_;
   const device::EpQueueLayout layout_;
   const uint32_t ranks_;
   std::shared_ptr<DeviceMemory> window_;
   std::shared_ptr<DeviceMemory> scratch_;
-  std::shared_ptr<PinnedMemory> outbox_;
+  Memory outbox_;
+  Memory inbox_;  // none: the window is the inbox
   std::shared_ptr<PinnedMemory> rings_;
   QueuePairs pairs_;
-  PinnedRange inbox_;
+  PinnedRange pinned_window_;
   uint32_t pinned_generation_ = 0;  // of the window
 };
 

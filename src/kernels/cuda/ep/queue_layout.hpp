@@ -3,8 +3,8 @@
 // Each rank reaches each peer in one way, and the peer reaches it in the same: it stores to the peer's mapped inbox, or
 // posts to a queue. EpMemory::peers has the inboxes of mapped peers, and null for the others and for this rank itself.
 //
-//   inbox    pinned host memory, a window of the host's transports: what queues of peers write, and what this rank tells
-//            itself
+//   inbox    what queues of peers write, and what this rank tells itself: memory of this GPU where an adapter executes the
+//            queues and reaches it, else pinned host memory, a window of the host's transports
 //              counts ready   [2 parities][R] words: that source's counts are here
 //              rows ready     [2][R], combine ready [2][R]: as in a mapped window
 //              counts         [2][R][count words] uint32, as in a mapped window
@@ -12,7 +12,7 @@
 //              terms          [M * k'] combine rows
 //              weights        high throughput: [M * k'][K] floats that come with the terms; marks [R], 8 bytes each
 //   mapped inbox  memory of this GPU, laid out like the inbox: what kernels of mapped peers store
-//   outbox   pinned host memory of this rank, which its queues read
+//   outbox   what this rank's queues read, memory as that of the inbox, each by itself
 //              counts         [2][count words] uint32; in high throughput [2][R][count words], since each rank gets others
 //              records        low latency: [M], by token, for all ranks; high throughput: [M * k'], by rank, then token
 //              terms          [R * M * min(K, E_local)] combine rows, by local expert, source, row; in high throughput
