@@ -60,10 +60,10 @@ struct Adapter {
     return "";
   }
   // Nothing is left on the adapter, and no part ended before what uses it.
-  void check_end() const {
+  void check_end() {
     assert_int_equal(firmware.live, 0);
     assert_true(firmware.in_order);
-    assert_true(fabric.pairs.empty());
+    assert_true(fabric.pairs.is_empty());
   }
 
   ModelFabric fabric;

@@ -1,16 +1,23 @@
 // The fabric between models of mlx5 NICs (mlx5_firmware.hpp): which pairs reach each other, and the software NIC that executes
-// their queues.
+// their queues. The NICs may lie in several processes of a host: each has a fabric over the same file, and executes its own
+// queues. A process that has ended answers no more.
 #pragma once
 
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <array>
+#include <atomic>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <set>
+#include <new>
+#include <utility>
 #include <vector>
 
 #include "base/status.hpp"
+#include "support/shared_table.hpp"
 #include "transport/gpu_queue/memory_executor.hpp"
 #include "transport/gpu_queue/memory_range.hpp"
 #include "transport/gpu_queue/soft_nic.hpp"
@@ -29,7 +36,8 @@ struct ModelPort {
 
 struct ModelPair {
   uint32_t number = 0;
-  const void* nic = nullptr;  // whose it is
+  pid_t process = 0;
+  uint32_t nic = 0;  // whose it is
   ModelPort port;
   PairState state = PairState::kReset;
   bool allows_write = false, allows_atomic = false;
@@ -60,9 +68,35 @@ struct GpuMemory {
   uint32_t by_dmabuf = 0, by_address = 0, refused_dmabufs = 0;
 };
 
-// Pairs of all NICs, by number.
+// Requests to pairs of the NIC may name this memory.
+struct ModelRegion {
+  uint32_t number = 0;  // its remote key
+  pid_t process = 0;
+  uint32_t nic = 0;
+  gpu_queue::RemoteRegion memory;  // `place`: in the process
+  int fd = -1;                     // there; no file: no other process reaches it
+  uint64_t offset = 0;             // in the file
+};
+
+// Pairs of all NICs. No two NICs have the same number.
 class ModelFabric {
+  struct Shared {
+    SharedMutex mutex;
+    std::atomic<uint32_t> opened;  // orders nothing
+    SharedTable<ModelPair, 4096> pairs;
+    SharedTable<ModelRegion, 4096> regions;
+  };
+
  public:
+  // Over an empty file the fabric is made, by one process before others use it. Without a file there is this process alone.
+  explicit ModelFabric(int file = -1) : shared_(map(file)) {}
+  ~ModelFabric() {
+    nic.stop();
+    (void)munmap(shared_, sizeof *shared_);
+  }
+  ModelFabric(const ModelFabric&) = delete;
+  ModelFabric& operator=(const ModelFabric&) = delete;
+
   // The NIC starts with its first queue.
   mep_result_t serve(const gpu_queue::QueueWiring& wiring,
                      std::unique_ptr<gpu_queue::Executor> executor) {
@@ -80,10 +114,10 @@ class ModelFabric {
     return reaches_locked(number, adds, allowed);
   }
   bool reaches_locked(uint32_t number, bool adds, bool* allowed) const {
-    const ModelPair& from = pairs.at(number);
-    const auto found = pairs.find(from.remote_number);
-    if (found == pairs.end() || is_down) return false;
-    const ModelPair& to = found->second;
+    const ModelPair& from = *pairs.find(number);
+    const ModelPair* found = peer_locked(from);
+    if (found == nullptr || is_down) return false;
+    const ModelPair& to = *found;
     if (from.nic == cut_from && to.nic == cut_to) return false;
     const bool there = to.state == PairState::kReceives || to.state == PairState::kSends;
     const bool addressed = from.port.is_ethernet
@@ -97,29 +131,46 @@ class ModelFabric {
 
   // Whether the peer of a pair is there and not connected yet.
   bool is_early_locked(uint32_t number) const {
-    const auto found = pairs.find(pairs.at(number).remote_number);
-    return found != pairs.end() && found->second.state < PairState::kReceives;
+    const ModelPair* to = peer_locked(*pairs.find(number));
+    return to != nullptr && to->state < PairState::kReceives;
+  }
+  // Null: it is not there.
+  ModelPair* peer_locked(const ModelPair& from) const {
+    ModelPair* const to = pairs.find(from.remote_number);
+    return to == nullptr || has_ended(to->process) ? nullptr : to;
   }
 
-  // Requests to pairs of the NIC may name this memory.
-  struct Region {
-    const void* nic;
-    gpu_queue::RemoteRegion memory;
-  };
+ private:
+  Shared* const shared_;
 
-  std::mutex mutex;  // of what follows
-  std::map<uint32_t, ModelPair> pairs;
-  std::vector<Region> regions;
-  std::set<uint32_t> ended_keys;  // of memory that was registered: nobody reaches it any more
+ public:
+  SharedMutex& mutex = shared_->mutex;  // of what follows
+  decltype(Shared::pairs)& pairs = shared_->pairs;
+  decltype(Shared::regions)& regions = shared_->regions;
+  std::atomic<uint32_t>& opened = shared_->opened;  // for those that number NICs
+  // In this process.
   bool is_down = false;
-  const void *cut_from = nullptr, *cut_to = nullptr;  // NICs: packets of one do not reach the other
-  bool spoils = false;                                // the first byte of a put arrives as another
+  uint32_t cut_from = 0, cut_to = 0;  // NICs: packets of one do not reach the other
+  bool spoils = false;                // the first byte of a put arrives as another
   gpu_queue::SoftNic nic;
   GpuMemory gpu_memory;
   bool waits_for_peers = false;   // to be connected; else that counts as a try
   gpu_queue::QueueFaults faults;  // of queues that are served from then on
 
  private:
+  static Shared* map(int file) {
+    struct stat about {};
+    const bool is_new = file < 0 || (fstat(file, &about) == 0 && about.st_size == 0);
+    if (is_new && file >= 0 && ftruncate(file, sizeof(Shared)) != 0) throw std::bad_alloc();
+    void* const pages = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE,
+                             file < 0 ? MAP_SHARED | MAP_ANONYMOUS : MAP_SHARED, file, 0);
+    if (pages == MAP_FAILED) throw std::bad_alloc();
+    // All else is right as zeros.
+    auto* const shared = static_cast<Shared*>(pages);
+    if (is_new) new (&shared->mutex) SharedMutex;
+    return shared;
+  }
+
   std::mutex start_mutex_;  // of what follows
   bool is_started_ = false;
 };
@@ -127,48 +178,86 @@ class ModelFabric {
 // Carries what reaches the peer, and gives up after some tries.
 class ModelWire final : public gpu_queue::Executor {
  public:
-  ModelWire(ModelFabric* fabric, uint32_t number) : fabric_(fabric), number_(number) {}
+  // `regions`: the memory that requests may name at the peer, but for what tests say.
+  ModelWire(ModelFabric* fabric, uint32_t number, const std::vector<ModelRegion>& regions)
+      : fabric_(fabric), number_(number) {
+    for (const ModelRegion& region : regions) targets_.push_back({region, region.memory, {}});
+  }
 
   gpu_queue::Executed put(const gpu_queue::RemoteRegion& region, uint64_t offset, const void* from,
                           size_t bytes) override {
-    return attempt(region, false, [&] {
-      const gpu_queue::Executed done = memory_.put(region, offset, from, bytes);
+    return attempt(region, false, [&](const gpu_queue::RemoteRegion& here) {
+      const gpu_queue::Executed done = memory_.put(here, offset, from, bytes);
       if (!fabric_->spoils) return done;
       const std::byte other = ~*static_cast<const std::byte*>(from);
-      return memory_.put(region, offset, &other, 1);
+      return memory_.put(here, offset, &other, 1);
     });
   }
   gpu_queue::Executed write_word(const gpu_queue::RemoteRegion& region, uint64_t offset,
                                  uint64_t word) override {
-    return attempt(region, false, [&] { return memory_.write_word(region, offset, word); });
+    return attempt(region, false, [&](const gpu_queue::RemoteRegion& here) {
+      return memory_.write_word(here, offset, word);
+    });
   }
   gpu_queue::Executed fetch_add(const gpu_queue::RemoteRegion& region, uint64_t offset,
                                 uint64_t add, uint64_t* before) override {
-    return attempt(region, true, [&] { return memory_.fetch_add(region, offset, add, before); });
+    return attempt(region, true, [&](const gpu_queue::RemoteRegion& here) {
+      return memory_.fetch_add(here, offset, add, before);
+    });
   }
   bool counts(gpu_queue::Counts* out) override { return memory_.counts(out); }
 
  private:
+  static constexpr uint32_t kTries = 2000;
+
+  // Mapped when a request names it.
+  struct Target {
+    ModelRegion region;
+    gpu_queue::RemoteRegion here;  // `place`: in this process
+    Mapping mapping;
+
+    bool is_here() const { return region.process == getpid() || mapping.data() != nullptr; }
+    bool map() {
+      const uint64_t end = region.offset + region.memory.bytes;
+      mapping = map_file_of(region.process, region.fd, end);
+      here.place = reinterpret_cast<uint64_t>(mapping.data()) + region.offset;
+      return is_here();
+    }
+  };
+
   template <typename Call>
   gpu_queue::Executed attempt(const gpu_queue::RemoteRegion& region, bool adds, const Call& call) {
-    constexpr uint32_t kTries = 2000;
     // Held during the call: a pair that has ended is written to no more.
     const std::lock_guard lock(fabric_->mutex);
     bool allowed = false;
+    Target* const target = find(region.key);
     if (!fabric_->reaches_locked(number_, adds, &allowed)) {
       if (fabric_->waits_for_peers && fabric_->is_early_locked(number_)) {
         return gpu_queue::Executed::kLater;
       }
-      return ++tries_ < kTries ? gpu_queue::Executed::kLater : gpu_queue::Executed::kLost;
+      return try_again();
     }
+    const bool is_registered = target == nullptr || fabric_->regions.find(region.key) != nullptr;
+    if (!allowed || !is_registered) return gpu_queue::Executed::kRefused;
+    // Files of a process that ends are gone before it counts as ended.
+    if (target != nullptr && !target->is_here() && !target->map()) return try_again();
     tries_ = 0;
-    return allowed && !fabric_->ended_keys.contains(region.key) ? call()
-                                                                : gpu_queue::Executed::kRefused;
+    return call(target == nullptr ? region : target->here);
+  }
+  gpu_queue::Executed try_again() {
+    return ++tries_ < kTries ? gpu_queue::Executed::kLater : gpu_queue::Executed::kLost;
+  }
+  Target* find(uint32_t key) {
+    for (Target& target : targets_) {
+      if (target.region.number == key) return &target;
+    }
+    return nullptr;
   }
 
   ModelFabric* fabric_;
   uint32_t number_;
   uint32_t tries_ = 0;
+  std::vector<Target> targets_;
   gpu_queue::MemoryExecutor memory_;
 };
 

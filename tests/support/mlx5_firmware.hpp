@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status.hpp"
@@ -29,8 +30,9 @@ class Firmware final : public m::Device {
   static constexpr uint32_t kDomain = 0x1a2b;
   static constexpr uint32_t kEvents = 5;
 
+  // Its numbers begin with the NIC's own.
   Firmware(ModelFabric* fabric, const ModelPort& port, uint32_t first_number)
-      : fabric_(fabric), port_(port), next_number_(first_number) {
+      : fabric_(fabric), port_(port), number_(first_number), next_number_(first_number) {
     capabilities.log_max_entries = 15;
     capabilities.log_max_completions = 22;
     capabilities.log_max_message = 30;
@@ -43,6 +45,8 @@ class Firmware final : public m::Device {
   }
   Firmware(const Firmware&) = delete;
   Firmware& operator=(const Firmware&) = delete;
+
+  uint32_t number() const { return number_; }
 
   // For tests.
   m::Capabilities capabilities;
@@ -109,7 +113,7 @@ class Firmware final : public m::Device {
     for (auto& [number, qp] : qps_) {
       {
         const std::lock_guard lock(fabric_->mutex);
-        fabric_->pairs.at(number).state = PairState::kError;
+        fabric_->pairs.find(number)->state = PairState::kError;
       }
       if (qp.is_served) (void)fabric_->nic.remove_queue(number);
       qp.is_served = false;
@@ -188,6 +192,7 @@ class Firmware final : public m::Device {
 
   ModelFabric* fabric_;
   ModelPort port_;
+  const uint32_t number_;
   uint32_t next_number_;
   const void* refused_ = nullptr;  // memory of a GPU whose dmabuf was not taken
   std::map<uint32_t, Range> ranges_;
@@ -270,8 +275,8 @@ inline mep_result_t Firmware::register_memory(const gpu_queue::MemoryRange& rang
                                               std::unique_ptr<m::RegisteredMemory>* memory) {
   class Registered final : public m::RegisteredMemory {
    public:
-    Registered(Firmware* firmware, uint32_t key, void* pages, size_t bytes)
-        : firmware_(firmware), key_(key), pages_(pages), bytes_(bytes) {
+    Registered(Firmware* firmware, uint32_t key, void* pages, size_t bytes, UniqueFd file)
+        : firmware_(firmware), key_(key), pages_(pages), bytes_(bytes), file_(std::move(file)) {
       ++firmware->live;
     }
     ~Registered() override {
@@ -279,9 +284,7 @@ inline mep_result_t Firmware::register_memory(const gpu_queue::MemoryRange& rang
       firmware_->check_end(!firmware_->qps_.empty(), "memory of requests ends before queue pairs");
       std::erase_if(firmware_->local, [&](const auto& region) { return region.key == key_; });
       const std::lock_guard lock(firmware_->fabric_->mutex);
-      std::erase_if(firmware_->fabric_->regions,
-                    [&](const auto& region) { return region.memory.key == key_ + 1; });
-      firmware_->fabric_->ended_keys.insert(key_ + 1);
+      firmware_->fabric_->regions.remove(key_ + 1);
       if (pages_ != MAP_FAILED) (void)munmap(pages_, bytes_);
     }
     uint32_t local_key() const override { return key_; }
@@ -292,6 +295,7 @@ inline mep_result_t Firmware::register_memory(const gpu_queue::MemoryRange& rang
     uint32_t key_;
     void* pages_;
     size_t bytes_;
+    UniqueFd file_;
   };
   if (!begin_step() || !takes_gpu_memory(range)) return fail(MEP_ERR_SYSTEM, "a fault");
   void* const address = range.address;
@@ -305,12 +309,18 @@ inline mep_result_t Firmware::register_memory(const gpu_queue::MemoryRange& rang
   next_number_ += 2;
   const auto place = reinterpret_cast<uint64_t>(address);
   local.push_back({key, place, bytes, static_cast<std::byte*>(address), true});
+  SharedFile shared = SharedFile::of(address, bytes);
   {
     const std::lock_guard lock(fabric_->mutex);
     const auto at = pages == MAP_FAILED ? place : reinterpret_cast<uint64_t>(pages);
-    fabric_->regions.push_back({this, {key + 1, place, bytes, at, true, true}});
+    fabric_->regions.add({key + 1,
+                          getpid(),
+                          number_,
+                          {key + 1, place, bytes, at, true, true},
+                          shared.fd.get(),
+                          shared.offset});
   }
-  *memory = std::make_unique<Registered>(this, key, pages, bytes);
+  *memory = std::make_unique<Registered>(this, key, pages, bytes, std::move(shared.fd));
   return MEP_SUCCESS;
 }
 
@@ -437,9 +447,10 @@ inline mep_result_t Firmware::create(const m::Mailbox& given, m::Mailbox* out,
     const std::lock_guard lock(fabric_->mutex);
     ModelPair pair;
     pair.number = number;
-    pair.nic = this;
+    pair.process = getpid();
+    pair.nic = number_;
     pair.port = port_;
-    fabric_->pairs[number] = pair;
+    fabric_->pairs.add(pair);
   } else {
     cqs_[number] = cq;
   }
@@ -508,7 +519,7 @@ inline std::string Firmware::change_state(uint32_t number, m::Mailbox* in) {
     return "length";
   }
   std::unique_lock lock(fabric_->mutex);
-  ModelPair next = fabric_->pairs.at(number);
+  ModelPair next = *fabric_->pairs.find(number);
   std::string wrong;
   if (command == m::Command::kReset2Init && next.state == PairState::kReset) {
     next.state = PairState::kInit;
@@ -537,7 +548,7 @@ inline std::string Firmware::change_state(uint32_t number, m::Mailbox* in) {
   }
   if (!wrong.empty()) return wrong;
   if (!is_empty(*in)) return "bits that mean nothing";
-  fabric_->pairs[number] = next;
+  fabric_->pairs.add(next);
   lock.unlock();
   Qp& qp = qps_.at(number);
   if (next.state == PairState::kSends) return serve(number);
@@ -559,15 +570,19 @@ inline std::string Firmware::serve(uint32_t number) {
   wiring.queue_pair = number;
   wiring.local = local;
   wiring.remote = remote;
+  std::vector<ModelRegion> regions;
   {
     const std::lock_guard lock(fabric_->mutex);
-    const auto peer = fabric_->pairs.find(fabric_->pairs.at(number).remote_number);
-    for (const ModelFabric::Region& region : fabric_->regions) {
-      const bool is_there = peer != fabric_->pairs.end() && peer->second.nic == region.nic;
-      if (is_there) wiring.remote.push_back(region.memory);
+    const ModelPair* peer = fabric_->pairs.find(fabric_->pairs.find(number)->remote_number);
+    for (const ModelRegion& region : fabric_->regions) {
+      if (region.number != 0 && peer != nullptr && peer->nic == region.nic) {
+        regions.push_back(region);
+      }
     }
   }
-  if (fabric_->serve(wiring, std::make_unique<ModelWire>(fabric_, number)) != MEP_SUCCESS) {
+  for (const ModelRegion& region : regions) wiring.remote.push_back(region.memory);
+  auto wire = std::make_unique<ModelWire>(fabric_, number, regions);
+  if (fabric_->serve(wiring, std::move(wire)) != MEP_SUCCESS) {
     return "the software NIC does not take the queue";
   }
   qp.is_served = true;
@@ -585,7 +600,7 @@ inline void Firmware::end_qp(uint32_t number) {
   if (qps_.at(number).is_served) (void)fabric_->nic.remove_queue(number);
   qps_.erase(number);
   const std::lock_guard lock(fabric_->mutex);
-  fabric_->pairs.erase(number);
+  fabric_->pairs.remove(number);
 }
 
 }  // namespace mep::test

@@ -65,8 +65,8 @@ class RankNic {
   bool hears(uint32_t number) const {
     if (firmware_ == nullptr) return false;
     const std::lock_guard lock(model_fabric()->mutex);
-    for (const auto& [own, pair] : model_fabric()->pairs) {
-      if (pair.nic != firmware_.get() || pair.remote_number >> 16 != number + 1) continue;
+    for (const mep::test::ModelPair& pair : model_fabric()->pairs) {
+      if (pair.nic != firmware_->number() || pair.remote_number >> 16 != number + 1) continue;
       if (pair.state == PairState::kReceives || pair.state == PairState::kSends) return true;
     }
     return false;

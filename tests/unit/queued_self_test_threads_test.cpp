@@ -192,8 +192,8 @@ const Fault kFaults[] = {
     {"a link one way", kShortMs,
      [](ModelFabric* all) {
        all_open = [all] {
-         all->cut_from = opened[0];
-         all->cut_to = opened[kBad];
+         all->cut_from = opened[0]->number();
+         all->cut_to = opened[kBad]->number();
          number_opened = 0;
        };
      },
