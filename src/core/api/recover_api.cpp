@@ -107,7 +107,9 @@ mep_result_t recover_ranks(mep_comm_t world, const int32_t* ranks, int32_t count
       wanted.add(world_comm.slots()[static_cast<size_t>(ranks[i])]);
     }
     if (count == 0) wanted = slots_of_world(world_comm);
-    return MEP_SUCCESS;
+    // A joiner waits for the addresses of queues to its place. An object makes these queues when it meets the view without the
+    // rank that was lost.
+    return world->backend->meet_joiners(Deadline::after_ms(world_comm.timeout_ms()));
   });
   PassedReports passed(world_comm);
   MEP_TRY(meet(world_comm, &passed, ready, kReady));

@@ -99,8 +99,8 @@ class Backend {
   virtual void set_timeout_ms(uint32_t ms) = 0;
   virtual void revoke() = 0;
 
-  // After a view that has let joiners in, by members and joiners: until they are reached. Waits for no call of another
-  // rank. On a GPU: the streams of the communicator are idle.
+  // Before a view that lets joiners in, by members: until they can reach this rank. After it, by members and joiners: until
+  // they are reached. Waits for no call of another rank. On a GPU: the streams of the communicator are idle.
   [[nodiscard]] virtual mep_result_t meet_joiners(const Deadline&) { return MEP_SUCCESS; }
 
  protected:
