@@ -129,6 +129,7 @@ void Simulator::install(uint32_t index, const membership::InstallView& decision)
     std::printf("\n");
   }
   check_install(index, decision);
+  check_added(index, *decision.decision);
   if (decision.recover_answered != 0) node.recover_done = decision.recover_answered;
   if (decision.joined) {
     node.joiner = false;
@@ -193,6 +194,13 @@ void Simulator::check_install(uint32_t index, const membership::InstallView& dec
     if (!node.fenced.contains({removal.slot, removal.incarnation}) &&
         node.machine->view().epoch == epoch)
       wrong(index, "a view before the excluded were fenced out");
+}
+
+void Simulator::check_added(uint32_t index, const membership::Proposal& value) {
+  for (const membership::Member& joiner : value.added)
+    for (const membership::Member& other : value.added)
+      if (joiner != other && !met_.contains({joiner.incarnation, other.incarnation}))
+        wrong(index, "two joiners came in that have missed each other");
 }
 
 }  // namespace mep::sim

@@ -169,12 +169,23 @@ void Simulator::set_cut(uint32_t from, uint32_t to, bool cut) {
   }
 }
 
-// The joiner connects to whoever lives, gets a view and is announced once its links are tested.
+// The joiner connects to whoever lives, gets a view and is announced once its links are tested. Joiners may miss each
+// other, for some time or for good.
 void Simulator::announce(uint32_t joiner) {
   for (uint32_t i = 0; i < joiner; ++i) {
     const Node& node = *nodes_[i];
-    if (!node.alive || node.out || node.joiner) continue;
-    post(random_.between(500, 40'000), {.kind = EventKind::kReady, .node = i, .from = joiner});
+    if (!node.alive || node.out) continue;
+    if (node.joiner) {
+      const uint32_t luck = random_.below(4);
+      if (luck == 0) continue;
+      const uint64_t after = luck == 1 ? 600'000 : 0;
+      post(after + random_.between(500, 40'000),
+           {.kind = EventKind::kReady, .node = joiner, .from = i});
+      post(after + random_.between(500, 40'000),
+           {.kind = EventKind::kReady, .node = i, .from = joiner});
+    } else {
+      post(random_.between(500, 40'000), {.kind = EventKind::kReady, .node = i, .from = joiner});
+    }
   }
 }
 

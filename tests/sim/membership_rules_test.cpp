@@ -393,86 +393,6 @@ void revoke_reaches_all(void**) {
     assert_int_equal(rank.installed.at(0).affected.at(0).why, kAffectedByRevoke);
 }
 
-void a_replacement_comes_in(void**) {
-  Lab lab(3);
-  lab.kill(1);
-  const uint32_t joiner = lab.joiner(1, 500, {0, 2});
-  lab.recover({0, 2}, 1'000'000);
-  lab.settle();
-  assert_int_equal(lab.ranks[joiner].installed.size(), 1);
-  assert_true(lab.ranks[joiner].installed[0].joined);
-  assert_int_equal(lab.ranks[0].installed.at(1).recover_answered, 1);
-  assert_int_equal(lab.ranks[0].machine->view().incarnation(1), 500);
-  assert_int_equal(lab.ranks[joiner].machine->view().epoch, lab.ranks[2].machine->view().epoch);
-}
-
-void recover_without_joiners_ends_by_its_deadline(void**) {
-  Lab lab(3);
-  lab.kill(1);
-  lab.recover({0}, 200'000);
-  lab.run_for(150'000);
-  assert_int_equal(lab.ranks[0].installed.size(), 1);
-  lab.run_for(100'000);
-  assert_int_equal(lab.ranks[0].installed.size(), 2);
-  assert_int_equal(lab.ranks[2].installed.at(1).recover_answered, 1);
-  assert_true(lab.ranks[2].installed[1].affected.empty());
-}
-
-void a_dead_joiner_blocks_nobody(void**) {
-  Lab lab(3);
-  lab.kill(1);
-  lab.ranks[lab.joiner(1, 500, {0, 2})].alive = false;
-  lab.recover({0, 2}, 1'000'000);
-  lab.settle();  // offered, and waited for
-  assert_int_equal(lab.ranks[0].installed.size(), 1);
-  for (const uint32_t i : {0u, 2u}) lab.ranks[i].machine->on_process_exit(1, 500);
-  lab.settle();
-  for (const uint32_t i : {0u, 2u}) {
-    assert_true(lab.ranks[i].installed.size() >= 2);
-    assert_int_equal(lab.ranks[i].machine->view().members.count(), 2);
-    assert_true(lab.ranks[i].machine->phase() == Phase::kStable);
-  }
-}
-
-// It dies before all members have tested it, so no value names it; one of them has never met it.
-void a_joiner_that_dies_early_is_waited_for_no_more(void**) {
-  Lab lab(3);
-  lab.kill(1);
-  lab.ranks[lab.joiner(1, 500, {0})].alive = false;
-  lab.recover({0, 2}, 60'000'000);
-  lab.run_for(1'000'000);
-  assert_int_equal(lab.ranks[0].installed.size(), 1);
-  lab.ranks[0].machine->on_joiner_gone(1, 500, true);
-  lab.ranks[0].machine->on_joiner_lost(1);
-  lab.settle();
-  for (const uint32_t i : {0u, 2u}) {
-    assert_int_equal(lab.ranks[i].installed.size(), 2);
-    assert_int_equal(lab.ranks[i].installed[1].recover_answered, 1);
-    assert_int_equal(lab.ranks[i].machine->view().members.count(), 2);
-  }
-}
-
-// Only the slot of the dead one is given up: the other is waited for, and comes in.
-void another_joiner_is_waited_for(void**) {
-  Lab lab(4);
-  lab.kill(1);
-  lab.kill(3);
-  lab.ranks[lab.joiner(1, 500, {0})].alive = false;
-  lab.recover({0, 2}, 60'000'000);
-  lab.ranks[0].machine->on_joiner_gone(1, 500, true);
-  lab.ranks[0].machine->on_joiner_lost(1);
-  lab.run_for(1'000'000);
-  assert_int_equal(lab.ranks[0].installed.size(), 2);  // of the two deaths
-  const uint32_t joiner = lab.joiner(3, 600, {0, 2});
-  lab.settle();
-  assert_true(lab.ranks[joiner].installed.at(0).joined);
-  for (const uint32_t i : {0u, 2u}) {
-    assert_int_equal(lab.ranks[i].installed.at(2).recover_answered, 1);
-    assert_int_equal(lab.ranks[i].machine->view().incarnation(3), 600);
-    assert_int_equal(lab.ranks[i].machine->view().members.count(), 3);
-  }
-}
-
 Config with_leads(uint32_t leads) {
   Config config;
   config.rows_to_all_up_to = 0;
@@ -559,11 +479,6 @@ int main() {
       cmocka_unit_test(a_deadline_changes_the_comm_not_the_members),
       cmocka_unit_test(a_change_has_a_call_that_reports_it),
       cmocka_unit_test(revoke_reaches_all),
-      cmocka_unit_test(a_replacement_comes_in),
-      cmocka_unit_test(recover_without_joiners_ends_by_its_deadline),
-      cmocka_unit_test(a_dead_joiner_blocks_nobody),
-      cmocka_unit_test(a_joiner_that_dies_early_is_waited_for_no_more),
-      cmocka_unit_test(another_joiner_is_waited_for),
       cmocka_unit_test(in_a_large_view_rows_go_to_leads),
       cmocka_unit_test(leads_that_die_together_have_heirs),
       cmocka_unit_test(an_accusation_is_withdrawn_from_all_who_know_it),

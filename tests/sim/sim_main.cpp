@@ -130,6 +130,7 @@ int run_mutants(const Options& given, uint64_t first, uint64_t limit, const std:
       {"accuse others after not being scheduled", &Mutations::accuse_when_late, nullptr},
       {"no call between N* and next", &Mutations::no_call_reports, nullptr},
       {"a donor shows its row to the leads alone", &Mutations::donor_stays_silent, nullptr},
+      {"joiners come in that have missed each other", &Mutations::admit_unlinked, nullptr},
       {"a second change overwrites the first", nullptr, &Wrong::one_decision_only},
       {"who calls late is not told", nullptr, &Wrong::late_is_not_told},
       {"a later N* cuts nothing", nullptr, &Wrong::earlier_is_not_cut},

@@ -304,6 +304,7 @@ void Simulator::deliver_more(const Event& event) {
       node.machine->on_witness(event.a, witness_[event.a]);
       break;
     case EventKind::kReady:
+      met_.insert({node.incarnation, from.incarnation});
       node.machine->on_joiner_ready({from.slot, from.incarnation, from.host});
       break;
     case EventKind::kGone:

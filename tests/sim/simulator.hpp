@@ -175,6 +175,7 @@ class Simulator {
   void install(uint32_t node, const membership::InstallView& install);
   void note_reports(Node* node, const membership::InstallView& install) const;
   void check_install(uint32_t node, const membership::InstallView& install);
+  void check_added(uint32_t node, const membership::Proposal& value);
   void leave(uint32_t node, bool own_statement);
 
   // script.cpp: what the programs do
@@ -245,6 +246,8 @@ class Simulator {
   bool link_faults_ = false;
   bool one_host_ = true;  // so every death is confirmed
   uint32_t joins_ = 0;
+  // By incarnation: the first was told that the second, a joiner, is ready.
+  std::set<std::pair<uint64_t, uint64_t>> met_;
   uint64_t settled_since_ = 0;
   std::map<std::pair<uint32_t, ChannelName>, uint64_t> settled_done_;
   uint64_t hash_ = 1469598103934665603u;

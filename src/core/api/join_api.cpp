@@ -250,7 +250,7 @@ mep_result_t hand_out(const ResolvedConfig& config, Entering* entering, const Ad
   return MEP_SUCCESS;
 }
 
-// One try. *again: it missed a member that lives.
+// One try. *again: it missed a rank that lives.
 mep_result_t try_to_join(const mep_comm_config_t& given, ResolvedConfig config,
                          const Deadline& deadline, bool* again, mep_comm_t* comm) {
   *again = false;
@@ -289,7 +289,7 @@ mep_result_t try_to_join(const mep_comm_config_t& given, ResolvedConfig config,
   if (result == MEP_SUCCESS) return result;
   const mep_result_t terminal = entering.world->terminal_result();
   const bool is_in = !entering.world->admissions().entering();
-  *again = terminal == WorldEnd::kMissedMember && !deadline.expired();
+  *again = terminal == WorldEnd::kMissedRank && !deadline.expired();
   const bool members_went = result == MEP_ERR_PEER_FAILED || result == MEP_ERR_PEER_LEFT;
   if (!is_in && terminal == MEP_SUCCESS && !members_went) {
     const KeepErrorText kept;

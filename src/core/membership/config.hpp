@@ -86,6 +86,7 @@ struct Mutations {
   bool accuse_when_late = false;         // no local-health scaling
   bool no_call_reports = false;          // next = N* + 1 if nobody had called more
   bool donor_stays_silent = false;       // a donor's row goes to the leads alone
+  bool admit_unlinked = false;           // joiners enter together without a link to each other
 };
 
 }  // namespace mep::membership

@@ -1,6 +1,6 @@
 // Joiners: replacements and grown slots. Members say in their rows whose links they have tested;
-// who is ready everywhere enters with the next view that answers a recover call. The joiner only
-// follows and accepts.
+// who is ready everywhere enters with the next view that answers a recover call. The joiner
+// follows and accepts, and says in its row which other joiners it is linked to.
 #include <algorithm>
 
 #include "core/membership/membership.hpp"
@@ -61,11 +61,30 @@ void Membership::on_view_snapshot(const View& view) {
   start_epoch(std::make_shared<const View>(view), nullptr);
 }
 
-// Which joiners this row names: there, tested, for a slot that is empty in this view.
+// Both say so, in their latest rows of whatever epoch.
+bool Membership::are_linked(const Member& joiner, const Member& other) const {
+  const auto names = [this](const Member& by, const Member& of) {
+    const auto found = joiners_.find(by.slot);
+    const Row* row = found == joiners_.end() ? nullptr : found->second.row.get();
+    return row != nullptr && row->incarnation == by.incarnation &&
+           std::find(row->ready.begin(), row->ready.end(), of) != row->ready.end();
+  };
+  return names(joiner, other) && names(other, joiner);
+}
+
+// Which joiners this row names: there, tested, for a slot that is empty in this view. One recover call lets in none
+// that is not linked to all that it lets in for lower slots.
 void Membership::refresh_ready() {
   std::vector<Member> ready;
-  for (const auto& [slot, entry] : joiners_)
-    if (entry.ready && !view_->members.has(slot)) ready.push_back(entry.member);
+  const SlotSet& wanted = row_.recover_wanted;
+  for (const auto& [slot, entry] : joiners_) {
+    if (!entry.ready || view_->members.has(slot)) continue;
+    const auto can_meet = [&, this, &joiner = entry.member](const Member& other) {
+      return !wanted.has(joiner.slot) || !wanted.has(other.slot) || are_linked(joiner, other);
+    };
+    if (mutations_.admit_unlinked || std::all_of(ready.begin(), ready.end(), can_meet))
+      ready.push_back(entry.member);
+  }
   if (ready == row_.ready) return;
   row_.ready = std::move(ready);
   touch();
@@ -100,19 +119,37 @@ uint64_t Membership::recover_due(const SlotSet& live, bool* complete) const {
   return filled.contains(wanted - view_->members) ? seq : 0;
 }
 
-std::vector<Member> Membership::agreed_joiners(const SlotSet& live) const {
-  std::vector<Member> agreed;
-  for (const Member& member : row_.ready) {
-    if (!row_.recover_wanted.has(member.slot) || row_.suspected.has(member.slot)) continue;
-    bool everywhere = true;
-    live.each([&](uint32_t slot) {
-      const Row* row = usable_row(slot);
-      everywhere = everywhere && row != nullptr &&
-                   std::find(row->ready.begin(), row->ready.end(), member) != row->ready.end();
+// The joiners that the rows of all these members name.
+std::vector<Member> Membership::named_joiners(const SlotSet& live) const {
+  const Row* first = usable_row(live.lowest());
+  if (first == nullptr) return {};
+  std::vector<Member> named = first->ready;
+  live.each([&](uint32_t slot) {
+    const Row* row = usable_row(slot);
+    std::erase_if(named, [&](const Member& member) {
+      return row == nullptr ||
+             std::find(row->ready.begin(), row->ready.end(), member) == row->ready.end();
     });
-    if (everywhere) agreed.push_back(member);
-  }
+  });
+  return named;
+}
+
+std::vector<Member> Membership::agreed_joiners(const SlotSet& live) const {
+  std::vector<Member> agreed = named_joiners(live);
+  std::erase_if(agreed, [this](const Member& member) {
+    return !row_.recover_wanted.has(member.slot) || row_.suspected.has(member.slot);
+  });
   return agreed;
+}
+
+uint32_t Membership::unlinked_joiner() const {
+  if (phase_ != Phase::kJoining) return kNoSlot;
+  for (const Member& member : named_joiners(live())) {
+    const auto& linked = row_.ready;
+    const bool is_linked = std::find(linked.begin(), linked.end(), member) != linked.end();
+    if (member.slot < slot_ && !is_linked) return member.slot;
+  }
+  return kNoSlot;
 }
 
 // A joiner whose members are all gone has nothing to join.

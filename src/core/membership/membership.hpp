@@ -28,6 +28,8 @@
 // 10. A joiner takes part only in the acceptance of a value that brings it in; when it dies or is
 //     silent, it is suspected and waited for no more. If it dies before there is such a value, the
 //     recover call that waited for it is answered without it.
+// 11. Joiners that enter together have each said in their rows that they are linked to every other. If two are not, the
+//     higher slot waits for a later recover call.
 //
 // Use: call events, then take_actions() and carry the actions out in order; replies come as later
 // events. Not reentrant; one thread.
@@ -249,7 +251,7 @@ class Membership {
 
   // -- join, replacement, grow
   // A joiner for an empty slot has connected here and its links to this rank are tested / it is
-  // gone again. Members may hear of it in any order.
+  // gone again. Members may hear of it in any order; another joiner hears of it too.
   void on_joiner_ready(const Member& joiner);
   void on_joiner_gone(uint32_t slot, uint64_t incarnation, bool confirmed);
   // A joiner for that slot had connected here and has ended, and no other is here in its place:
@@ -262,6 +264,9 @@ class Membership {
   void on_recover(uint64_t seq, const SlotSet& wanted, uint64_t deadline_us);
   // Joiner only: a later view than the one it started with, from a member.
   void on_view_snapshot(const View& view);
+  // Joiner only: a lower slot whose joiner all members name ready, and this rank has not met, so that no recover call
+  // lets in both; kNoSlot: none.
+  uint32_t unlinked_joiner() const;
 
   // -- replies to actions
   void on_frozen(uint64_t epoch, std::vector<ChannelState> channels);
@@ -432,6 +437,8 @@ class Membership {
   void end_with_value(const ProposalPtr& value);
 
   // join.cpp
+  bool are_linked(const Member& joiner, const Member& other) const;
+  std::vector<Member> named_joiners(const SlotSet& live) const;
   std::vector<Member> agreed_joiners(const SlotSet& live) const;
   uint64_t recover_due(const SlotSet& live, bool* complete) const;
   void refresh_ready();

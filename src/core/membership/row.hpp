@@ -197,7 +197,7 @@ struct Row {
   uint64_t recover_seq = 0;      // call entered and not answered, 0: none
   bool recover_expired = false;  // its deadline has passed: take whoever is ready
   SlotSet recover_wanted;        // slots to fill, less those whose joiner has ended meanwhile
-  std::vector<Member> ready;     // joiners whose links this member has tested
+  std::vector<Member> ready;     // joiners whose links this rank has tested
 };
 using RowPtr = std::shared_ptr<const Row>;
 

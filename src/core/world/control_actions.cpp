@@ -60,8 +60,8 @@ void ControlThread::part_with(const membership::Removal& removal, uint64_t epoch
   end_link(removal.slot);
 }
 
-// Members have a link to each joiner that they admit. Two that they admit together may have missed each other, and neither
-// would ever have the other's windows.
+// Members have a link to each joiner that they admit, and those that they admit together to each other. One may have broken
+// on its way into the view: neither end would ever have the other's windows.
 void ControlThread::note_unlinked(const membership::Member& member) {
   const WorldPeer& peer = peers_[member.slot];
   const bool is_linked = peer.link != nullptr && peer.identity.incarnation == member.incarnation;

@@ -189,10 +189,10 @@ void ControlThread::tick() {
   joiners_->serve_door();
   joiners_->connect([this](uint32_t slot) { drop_link(slot); },
                     [this](uint32_t slot) { read_link(slot); });
-  const uint32_t missed = joiners_->find_missed_member();
+  const uint32_t missed = joiners_->find_missed_rank();
   if (missed != membership::kNoSlot && end_.result() == MEP_SUCCESS) {
     log(LogLevel::kInfo, "rank %u has no link to this joiner, which asks again", missed);
-    end_world(WorldEnd::kMissedMember);
+    end_world(WorldEnd::kMissedRank);
   }
   carry_out();
   if (leaving_->is_due()) {

@@ -13,7 +13,7 @@
 namespace mep {
 namespace {
 
-// So long a joiner waits for a member that it has no link to.
+// So long a joiner waits for a rank that it has no link to.
 constexpr uint64_t kMissedMs = 500;
 
 }  // namespace
@@ -286,13 +286,13 @@ uint64_t Joiners::latest_epoch(uint64_t comm, uint64_t epoch) const {
   return told == told_epochs_.end() ? epoch : std::max(epoch, told->second);
 }
 
-// While this joiner asked around, a member answered too late, or came in by another way. Unless it
-// leaves the view soon, this rank has to ask again: nobody admits whom a member does not reach. Asking in
-// vain, because that member is dead and not removed yet, costs a few messages.
-uint32_t Joiners::find_missed_member() {
+// While this joiner asked around, a member or another joiner answered too late, or came in by another way. Unless it
+// goes soon, this rank has to ask again: nobody admits whom a member does not reach, nor two joiners that do not
+// reach each other. Asking in vain, because the other is dead and not removed yet, costs a few messages.
+uint32_t Joiners::find_missed_rank() {
   if (membership_.phase() != membership::Phase::kJoining) return membership::kNoSlot;
   const membership::View& view = membership_.view();
-  uint32_t missed = membership::kNoSlot;
+  uint32_t missed = membership_.unlinked_joiner();
   view.members.each([&](uint32_t slot) {
     if (peers_[slot].identity.incarnation != view.incarnation(slot)) missed = slot;
   });

@@ -82,8 +82,9 @@ class Joiners {
   bool take_peer_states(const Frame& frame);
   // The comm's epoch after view changes that this rank has not taken part in, if that is later.
   uint64_t latest_epoch(uint64_t comm, uint64_t epoch) const;
-  // A member that this rank has had no link to for too long, or membership::kNoSlot.
-  uint32_t find_missed_member();
+  // A member, or a joiner that members have found ready, that this rank has had no link to for too long; or
+  // membership::kNoSlot.
+  uint32_t find_missed_rank();
 
  private:
   struct Arrival {
@@ -114,7 +115,7 @@ class Joiners {
   // This rank as a joiner.
   bool has_begun_ = false;
   bool said_ready_ = false;
-  Deadline missed_until_ = Deadline::never();  // a member has no link to it
+  Deadline missed_until_ = Deadline::never();  // of a rank that it has no link to
   std::map<uint64_t, uint64_t> told_epochs_;   // by comm, see latest_epoch()
 };
 

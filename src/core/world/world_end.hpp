@@ -13,7 +13,7 @@ namespace mep {
 class WorldEnd {
  public:
   // How the world of a joiner ends that has to begin again.
-  static constexpr mep_result_t kMissedMember = MEP_ERR_PEER_FAILED;
+  static constexpr mep_result_t kMissedRank = MEP_ERR_PEER_FAILED;
 
   // MEP_SUCCESS while the world works; else what every call answers from now on. Relaxed: callers
   // that see it late wait on a frozen channel and look again.
