@@ -108,6 +108,12 @@ class ModelFabric {
     return nic.add_queue(wiring, std::move(executor), faults);
   }
 
+  // Whether the driver of a NIC takes the memory.
+  bool takes(const gpu_queue::MemoryRange& range, const void** refused) {
+    const std::lock_guard lock(mutex);
+    return gpu_memory.takes(range, refused);
+  }
+
   // Whether requests of a pair reach its peer, which allows them.
   bool reaches(uint32_t number, bool adds, bool* allowed) {
     const std::lock_guard lock(mutex);

@@ -129,7 +129,6 @@ class Firmware final : public m::Device {
   }
 
  private:
-  bool takes_gpu_memory(const gpu_queue::MemoryRange& range);
   m::QueueAddress address_of_port() const {
     m::QueueAddress address;
     address.mtu = 5;
@@ -266,11 +265,6 @@ inline mep_result_t Firmware::share(const gpu_queue::MemoryRange& range,
   return MEP_SUCCESS;
 }
 
-inline bool Firmware::takes_gpu_memory(const gpu_queue::MemoryRange& range) {
-  const std::lock_guard lock(fabric_->mutex);
-  return fabric_->gpu_memory.takes(range, &refused_);
-}
-
 inline mep_result_t Firmware::register_memory(const gpu_queue::MemoryRange& range,
                                               std::unique_ptr<m::RegisteredMemory>* memory) {
   class Registered final : public m::RegisteredMemory {
@@ -297,7 +291,7 @@ inline mep_result_t Firmware::register_memory(const gpu_queue::MemoryRange& rang
     size_t bytes_;
     UniqueFd file_;
   };
-  if (!begin_step() || !takes_gpu_memory(range)) return fail(MEP_ERR_SYSTEM, "a fault");
+  if (!begin_step() || !fabric_->takes(range, &refused_)) return fail(MEP_ERR_SYSTEM, "a fault");
   void* const address = range.address;
   const size_t bytes = range.bytes;
   // The NIC writes to the pages that are there now, whatever the address has later. Private memory keeps them.
