@@ -1,5 +1,11 @@
 // A call tells of a queue that the adapter ends with an error, and ends if nothing completes: on played GPUs, through the C ABI.
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cuda_on_host/adapters.hpp"
@@ -149,9 +155,74 @@ void rings(cuda_on_host::IoMemory how, bool by_gpus) {
   pages.how = cuda_on_host::IoMemory::kWorks;
 }
 
+// A member is lost while a joiner waits for the address of its queue, which it has not made anew. The joiner comes in.
+void joins_without_a_member() {
+  constexpr uint32_t kRanks = 3;
+  const std::string job = "joins" + std::to_string(getpid());
+  const auto config_of = [&](uint32_t rank, bool joins) {
+    mep_comm_config_t config = comm_config(true, 20 * kLimitMs);
+    config.flags |= MEP_COMM_SET_RANK;
+    config.rank = static_cast<int32_t>(rank);
+    config.size = joins ? 0 : static_cast<int32_t>(kRanks);
+    config.job = job.c_str();
+    config.heartbeat_ms = 20;
+    return config;
+  };
+  const auto await = [](const auto& condition) {
+    while (!condition()) std::this_thread::yield();
+  };
+  std::vector<mep_comm_t> comms(kRanks);
+  in_threads(kRanks, [&](uint32_t rank) {
+    const mep_comm_config_t config = config_of(rank, false);
+    need(mep_comm_init(&config, &comms[rank]), "mep_comm_init");
+  });
+  std::unique_ptr<Group> groups[2];
+  in_threads(2, [&](uint32_t i) {
+    const std::vector<mep_comm_t> own(comms.begin() + (i == 0 ? 0 : 2),
+                                      comms.begin() + (i == 0 ? 2 : 3));
+    groups[i] = std::make_unique<Group>(Shape{kRanks, false}, own, i == 0 ? 0 : 2);
+  });
+  Group& group = *groups[0];
+  const auto await_live = [&](int32_t live) {
+    await([&] {
+      int32_t now = 0;
+      need(mep_comm_live_count(comms[0], &now), "mep_comm_live_count");
+      return now == live;
+    });
+  };
+  need(mep_comm_abort(comms[2]), "mep_comm_abort");
+  groups[1].reset();
+  await_live(2);
+  GPU_CHECK(group.dispatch(0, 0, 0, Halves::kBoth) == MEP_ERR_PEER_FAILED, "no loss");
+  const auto connected = [] {
+    mep::test::ModelFabric& fabric = played_fabric();
+    const std::lock_guard lock(fabric.mutex);
+    return std::count_if(fabric.pairs.begin(), fabric.pairs.end(), [](const auto& pair) {
+      return pair.state == mep::test::PairState::kSends && pair.remote_number != pair.number;
+    });
+  };
+  const auto before = connected();
+  mep_comm_t joined = nullptr;
+  std::thread joiner([&] {
+    const mep_comm_config_t config = config_of(2, true);
+    need(mep_comm_join(&config, &joined), "mep_comm_join");
+  });
+  await([&] { return connected() > before; });  // to rank 0: the next queue goes to rank 1
+  need(mep_comm_abort(comms[1]), "mep_comm_abort");
+  await_live(1);
+  const int32_t lost = 2;
+  int32_t admitted = 0;
+  need(mep_recover_ranks(comms[0], &lost, 1, 20 * kLimitMs, &admitted), "mep_recover_ranks");
+  joiner.join();
+  GPU_CHECK(admitted == 1, "%d joiners", admitted);
+  need(mep_comm_destroy(joined), "mep_comm_destroy");
+  std::printf("  a joiner comes in without a member that is lost meanwhile\n");
+}
+
 }  // namespace
 
 int main() {
+  joins_without_a_member();
   rings(cuda_on_host::IoMemory::kWorks, true);
   rings(cuda_on_host::IoMemory::kRefused, false);
   rings(cuda_on_host::IoMemory::kLost, false);
