@@ -6,6 +6,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "cuda_on_host/adapters.hpp"
@@ -155,45 +156,80 @@ void rings(cuda_on_host::IoMemory how, bool by_gpus) {
   pages.how = cuda_on_host::IoMemory::kWorks;
 }
 
-// A member is lost while a joiner waits for the address of its queue, which it has not made anew. The joiner comes in.
-void joins_without_a_member() {
-  constexpr uint32_t kRanks = 3;
-  const std::string job = "joins" + std::to_string(getpid());
-  const auto config_of = [&](uint32_t rank, bool joins) {
-    mep_comm_config_t config = comm_config(true, 20 * kLimitMs);
-    config.flags |= MEP_COMM_SET_RANK;
-    config.rank = static_cast<int32_t>(rank);
-    config.size = joins ? 0 : static_cast<int32_t>(kRanks);
-    config.job = job.c_str();
-    config.heartbeat_ms = 20;
-    return config;
-  };
-  const auto await = [](const auto& condition) {
-    while (!condition()) std::this_thread::yield();
-  };
-  std::vector<mep_comm_t> comms(kRanks);
-  in_threads(kRanks, [&](uint32_t rank) {
-    const mep_comm_config_t config = config_of(rank, false);
-    need(mep_comm_init(&config, &comms[rank]), "mep_comm_init");
-  });
-  std::unique_ptr<Group> groups[2];
-  in_threads(2, [&](uint32_t i) {
-    const std::vector<mep_comm_t> own(comms.begin() + (i == 0 ? 0 : 2),
-                                      comms.begin() + (i == 0 ? 2 : 3));
-    groups[i] = std::make_unique<Group>(Shape{kRanks, false}, own, i == 0 ? 0 : 2);
-  });
-  Group& group = *groups[0];
-  const auto await_live = [&](int32_t live) {
+// Ranks 0 and 1 have lost rank 2 and made no call since, so that its place has no new queues, for which its replacement waits.
+class Joined {
+ public:
+  static constexpr uint32_t kRanks = 3;
+
+  Joined() : comms(kRanks) {
+    in_threads(kRanks, [&](uint32_t rank) {
+      const mep_comm_config_t config = config_of(rank, false);
+      need(mep_comm_init(&config, &comms[rank]), "mep_comm_init");
+    });
+    std::unique_ptr<Group> lost;
+    in_threads(2, [&](uint32_t i) {
+      const std::vector<mep_comm_t> own(comms.begin() + (i == 0 ? 0 : 2),
+                                        comms.begin() + (i == 0 ? 2 : 3));
+      (i == 0 ? members : lost) = std::make_unique<Group>(Shape{kRanks, false}, own, i * 2);
+    });
+    need(mep_comm_abort(comms[2]), "mep_comm_abort");
+    lost.reset();
+    await_live(2);
+  }
+  // `condition` comes about while it waits.
+  template <typename Condition>
+  void start(const Condition& condition) {
+    joiner_ = std::thread([&] {
+      const mep_comm_config_t config = config_of(2, true);
+      need(mep_comm_join(&config, &joined_), "mep_comm_join");
+    });
+    await(condition);
+  }
+  void admit(uint32_t ranks) {
+    in_threads(ranks, [&](uint32_t rank) {
+      const int32_t lost = 2;
+      int32_t admitted = 0;
+      need(mep_recover_ranks(comms[rank], &lost, 1, 20 * kLimitMs, &admitted), "mep_recover_ranks");
+      GPU_CHECK(admitted == 1, "%d joiners", admitted);
+    });
+    joiner_.join();
+    need(mep_comm_destroy(joined_), "mep_comm_destroy");
+  }
+  void await_live(int32_t live) const {
     await([&] {
       int32_t now = 0;
       need(mep_comm_live_count(comms[0], &now), "mep_comm_live_count");
       return now == live;
     });
-  };
-  need(mep_comm_abort(comms[2]), "mep_comm_abort");
-  groups[1].reset();
-  await_live(2);
-  GPU_CHECK(group.dispatch(0, 0, 0, Halves::kBoth) == MEP_ERR_PEER_FAILED, "no loss");
+  }
+
+  std::vector<mep_comm_t> comms;
+  std::unique_ptr<Group> members;
+
+ private:
+  template <typename Condition>
+  static void await(const Condition& condition) {
+    while (!condition()) std::this_thread::yield();
+  }
+  mep_comm_config_t config_of(uint32_t rank, bool joins) const {
+    mep_comm_config_t config = comm_config(true, 20 * kLimitMs);
+    config.flags |= MEP_COMM_SET_RANK;
+    config.rank = static_cast<int32_t>(rank);
+    config.size = joins ? 0 : static_cast<int32_t>(kRanks);
+    config.job = job_.c_str();
+    config.heartbeat_ms = 20;
+    return config;
+  }
+
+  const std::string job_ = "joins" + std::to_string(getpid());
+  std::thread joiner_;
+  mep_comm_t joined_ = nullptr;
+};
+
+// A member is lost while a joiner waits for the address of its queue. The joiner comes in.
+void joins_without_a_member() {
+  Joined joined;
+  GPU_CHECK(joined.members->dispatch(0, 0, 0, Halves::kBoth) == MEP_ERR_PEER_FAILED, "no loss");
   const auto connected = [] {
     mep::test::ModelFabric& fabric = played_fabric();
     const std::lock_guard lock(fabric.mutex);
@@ -202,27 +238,38 @@ void joins_without_a_member() {
     });
   };
   const auto before = connected();
-  mep_comm_t joined = nullptr;
-  std::thread joiner([&] {
-    const mep_comm_config_t config = config_of(2, true);
-    need(mep_comm_join(&config, &joined), "mep_comm_join");
-  });
-  await([&] { return connected() > before; });  // to rank 0: the next queue goes to rank 1
-  need(mep_comm_abort(comms[1]), "mep_comm_abort");
-  await_live(1);
-  const int32_t lost = 2;
-  int32_t admitted = 0;
-  need(mep_recover_ranks(comms[0], &lost, 1, 20 * kLimitMs, &admitted), "mep_recover_ranks");
-  joiner.join();
-  GPU_CHECK(admitted == 1, "%d joiners", admitted);
-  need(mep_comm_destroy(joined), "mep_comm_destroy");
+  joined.start([&] { return connected() > before; });  // to rank 0: the next queue goes to rank 1
+  need(mep_comm_abort(joined.comms[1]), "mep_comm_abort");
+  joined.await_live(1);
+  joined.admit(1);
   std::printf("  a joiner comes in without a member that is lost meanwhile\n");
+}
+
+// Members destroy an EP object that a joiner has heard of, and waits for the addresses of its queues. The joiner comes in.
+void joins_without_an_object() {
+  Joined joined;
+  const auto made = [] {
+    const std::lock_guard lock(played_fabric().mutex);
+    return played_fabric().gpu_memory.by_dmabuf;
+  };
+  const uint32_t before = made();
+  joined.start([&] { return made() == before + 4; });  // of two buffers
+  in_threads(2, [&](uint32_t rank) {
+    Rank& r = joined.members->ranks[rank];
+    for (mep_ep_handle_t& handle : r.handles) {
+      need(mep_ep_handle_destroy(std::exchange(handle, nullptr)), "mep_ep_handle_destroy");
+    }
+    need(mep_ep_destroy(std::exchange(r.ep, nullptr)), "mep_ep_destroy");
+  });
+  joined.admit(2);
+  std::printf("  a joiner comes in without an object that is destroyed meanwhile\n");
 }
 
 }  // namespace
 
 int main() {
   joins_without_a_member();
+  joins_without_an_object();
   rings(cuda_on_host::IoMemory::kWorks, true);
   rings(cuda_on_host::IoMemory::kRefused, false);
   rings(cuda_on_host::IoMemory::kLost, false);

@@ -4,20 +4,42 @@
 #include <cstring>
 #include <utility>
 
+#include "base/guarded.hpp"
 #include "base/status.hpp"
 
 namespace mep {
 namespace {
 
 constexpr uint64_t kFailMs = 1000;  // for all pairs that a call ends
+constexpr size_t kGoneBytes =
+    1;  // a note of such a length: the object has ended. No address of a pair is so short
 
 }  // namespace
 
 QueuePairs::~QueuePairs() {
   finish();
+  tell_joiners();
   end();
   if (windows_.own() != nullptr) comm_.world().windows().set_fence(windows_.own()->id(), {});
   windows_.flush_puts();
+}
+
+// A joiner may have heard of this object, and wait for an address.
+void QueuePairs::tell_joiners() {
+  if (windows_.own() == nullptr || !nic_->tells()) return;
+  (void)guarded([&]() -> mep_result_t {
+    WorldWindows& windows = comm_.world().windows();
+    std::vector<uint32_t> slots;
+    {
+      const std::lock_guard lock(mutex_);
+      for (uint32_t rank = 0; rank < pairs_.size(); ++rank) {
+        if (!has_pair(rank) || pairs_[rank].served != 0) continue;
+        slots.push_back(comm_.slots()[rank]);
+        windows.set_note(windows_.own()->id(), slots.back(), std::vector<std::byte>(kGoneBytes));
+      }
+    }
+    return slots.empty() ? MEP_SUCCESS : windows.send(windows_.own(), slots);
+  });
 }
 
 size_t QueuePairs::ring_bytes(uint32_t ranks, uint32_t entries) const {
@@ -77,10 +99,11 @@ mep_result_t QueuePairs::connect(const CommView& view, const Deadline& deadline)
   for (const uint32_t rank : view.live) {
     if (!windows_.has(rank)) continue;
     const mep_result_t reached = reach(rank, view, deadline);
-    // A joiner that is not in the view yet goes on without a member that leaves it meanwhile.
+    // A joiner that is not in the view yet goes on without a member that leaves it meanwhile, and with an object that members
+    // have destroyed meanwhile: it ends with the comm.
     const bool has_left =
         world.view().snapshot().incarnation(comm_.slots()[rank]) != view.incarnations[rank];
-    if (world.admissions().entering() && has_left) continue;
+    if (world.admissions().entering() && (has_left || reached == MEP_ERR_NOT_FOUND)) continue;
     MEP_TRY(reached);
   }
   return MEP_SUCCESS;
@@ -104,7 +127,9 @@ mep_result_t QueuePairs::reach(const CommView& view, const Deadline& deadline,
   MEP_TRY(windows_.reach_joiners(view, deadline, "queues of GPUs"));
   for (const uint32_t rank : view.live) {
     if (reaches(view, rank) || !windows_.reaches(rank, view.incarnations[rank])) continue;
-    MEP_TRY(reach(rank, view, deadline));
+    const mep_result_t reached = reach(rank, view, deadline);
+    if (reached == MEP_ERR_NOT_FOUND) continue;
+    MEP_TRY(reached);
     if (has_pair(rank)) added->push_back(rank);
   }
   return MEP_SUCCESS;
@@ -138,6 +163,9 @@ mep_result_t QueuePairs::reach(uint32_t rank, const CommView& view, const Deadli
     if (nic_->tells()) {
       MEP_TRY(comm_.world().windows().await_note(remote.slot, incarnation, remote.window, deadline,
                                                  &address));
+      if (address.size() == kGoneBytes) {
+        return mep::fail(MEP_ERR_NOT_FOUND, "rank %u has destroyed what the queue is of", rank);
+      }
     }
     const mep_result_t served =
         serve({remote.mapped, remote.transport, remote.slot, remote.window, address}, rank, view);

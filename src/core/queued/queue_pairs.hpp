@@ -91,6 +91,7 @@ class QueuePairs {
     uint64_t served = 0;  // to which process, while the NIC connects or serves it
   };
 
+  void tell_joiners();
   mep_result_t make_pair(uint32_t rank);
   mep_result_t replace_ended(const CommView& view);
   mep_result_t reach(uint32_t rank, const CommView& view, const Deadline& deadline);
