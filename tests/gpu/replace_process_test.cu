@@ -2,7 +2,8 @@
 // and by graphs that survivors captured before the first death, give the same bytes as on hosts after each
 // replacement. At last a rank comes in addition. Started without --rank it starts the ranks, and replacements of those
 // that die. The seed is printed; MEP_TEST_SEED replays it. REPLACE_CYCLES=N: so many deaths, one scene; each replacement
-// is ready before it is admitted, and rank 0, which stays, prints how long that takes and what is held afterwards.
+// is ready before it is admitted, and rank 0, which stays, prints how long that takes and what is held afterwards. --scene N
+// runs that scene alone.
 #include <chrono>
 #include <fstream>
 #include <iterator>
@@ -356,8 +357,10 @@ int main(int argc, char** argv) {
   std::printf("ranks are dealt to %d GPU(s)\n", gpu_count());
   const uint64_t seed = seed_of_run();
   int failed = 0;
-  const size_t scenes = is_timed() ? 1 : std::size(kScenes);
-  for (size_t i = 0; i < scenes && failed == 0; ++i) {
+  const bool one = argc > 2 && std::strcmp(argv[1], "--scene") == 0;
+  const size_t first = one ? std::strtoul(argv[2], nullptr, 10) : 0;
+  const size_t end = one || is_timed() ? first + 1 : std::size(kScenes);
+  for (size_t i = first; i < end && i < std::size(kScenes) && failed == 0; ++i) {
     failed |= start(argv[0], i, seed + 10 * i);
   }
   std::printf(failed == 0 ? "replace_process_test: passed\n" : "replace_process_test: FAILED\n");
