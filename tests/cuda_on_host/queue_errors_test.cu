@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -156,7 +157,7 @@ void rings(cuda_on_host::IoMemory how, bool by_gpus) {
   pages.how = cuda_on_host::IoMemory::kWorks;
 }
 
-// Ranks 0 and 1 have lost rank 2 and made no call since, so that its place has no new queues, for which its replacement waits.
+// Ranks 0 and 1 lose rank 2 and make no EP call since, so that its place has no new queues, for which its replacement waits.
 class Joined {
  public:
   static constexpr uint32_t kRanks = 3;
@@ -166,14 +167,15 @@ class Joined {
       const mep_comm_config_t config = config_of(rank, false);
       need(mep_comm_init(&config, &comms[rank]), "mep_comm_init");
     });
-    std::unique_ptr<Group> lost;
     in_threads(2, [&](uint32_t i) {
       const std::vector<mep_comm_t> own(comms.begin() + (i == 0 ? 0 : 2),
                                         comms.begin() + (i == 0 ? 2 : 3));
-      (i == 0 ? members : lost) = std::make_unique<Group>(Shape{kRanks, false}, own, i * 2);
+      (i == 0 ? members : lost_) = std::make_unique<Group>(Shape{kRanks, false}, own, i * 2);
     });
+  }
+  void lose() {
     need(mep_comm_abort(comms[2]), "mep_comm_abort");
-    lost.reset();
+    lost_.reset();
     await_live(2);
   }
   // `condition` comes about while it waits.
@@ -185,15 +187,24 @@ class Joined {
     });
     await(condition);
   }
-  void admit(uint32_t ranks) {
+  // By the first ranks, each of which counts itself in *inside before.
+  void recover(uint32_t ranks, std::atomic<uint32_t>* inside) {
     in_threads(ranks, [&](uint32_t rank) {
       const int32_t lost = 2;
       int32_t admitted = 0;
+      ++*inside;
       need(mep_recover_ranks(comms[rank], &lost, 1, 20 * kLimitMs, &admitted), "mep_recover_ranks");
       GPU_CHECK(admitted == 1, "%d joiners", admitted);
     });
+  }
+  void end() {
     joiner_.join();
     need(mep_comm_destroy(joined_), "mep_comm_destroy");
+  }
+  void admit(uint32_t ranks) {
+    std::atomic<uint32_t> inside{0};
+    recover(ranks, &inside);
+    end();
   }
   void await_live(int32_t live) const {
     await([&] {
@@ -221,6 +232,7 @@ class Joined {
     return config;
   }
 
+  std::unique_ptr<Group> lost_;
   const std::string job_ = "joins" + std::to_string(getpid());
   std::thread joiner_;
   mep_comm_t joined_ = nullptr;
@@ -229,6 +241,7 @@ class Joined {
 // A member is lost while a joiner waits for the address of its queue. The joiner comes in.
 void joins_without_a_member() {
   Joined joined;
+  joined.lose();
   GPU_CHECK(joined.members->dispatch(0, 0, 0, Halves::kBoth) == MEP_ERR_PEER_FAILED, "no loss");
   const auto connected = [] {
     mep::test::ModelFabric& fabric = played_fabric();
@@ -248,6 +261,7 @@ void joins_without_a_member() {
 // Members destroy an EP object that a joiner has heard of, and waits for the addresses of its queues. The joiner comes in.
 void joins_without_an_object() {
   Joined joined;
+  joined.lose();
   const auto made = [] {
     const std::lock_guard lock(played_fabric().mutex);
     return played_fabric().gpu_memory.by_dmabuf;
@@ -265,9 +279,25 @@ void joins_without_an_object() {
   std::printf("  a joiner comes in without an object that is destroyed meanwhile\n");
 }
 
+// Members are inside mep_recover_ranks when they lose the rank.
+void joins_as_a_rank_is_lost() {
+  Joined joined;
+  std::atomic<uint32_t> inside{0};
+  std::thread loses([&] {
+    while (inside != 2) std::this_thread::yield();
+    joined.lose();
+    joined.start([] { return true; });
+  });
+  joined.recover(2, &inside);
+  loses.join();
+  joined.end();
+  std::printf("  a joiner comes in for a rank that is lost meanwhile\n");
+}
+
 }  // namespace
 
 int main() {
+  joins_as_a_rank_is_lost();
   joins_without_a_member();
   joins_without_an_object();
   rings(cuda_on_host::IoMemory::kWorks, true);

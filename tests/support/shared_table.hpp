@@ -120,18 +120,18 @@ struct SharedFile {
   }
 
  private:
-  static bool is_file(int fd, dev_t device, ino_t inode) {
-    struct stat about {};
-    return fstat(fd, &about) == 0 && about.st_dev == device && about.st_ino == inode;
-  }
-  // Other threads close descriptors meanwhile.
+  // Other threads close descriptors meanwhile, so only paths name those of others.
   static UniqueFd open_own(dev_t device, ino_t inode) {
+    const auto is_file = [&](const struct stat& about) {
+      return about.st_dev == device && about.st_ino == inode;
+    };
     const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir("/proc/self/fd"), closedir);
     while (const dirent* entry = folder == nullptr ? nullptr : readdir(folder.get())) {
-      const int fd = std::atoi(entry->d_name);
-      if (entry->d_name[0] == '.' || !is_file(fd, device, inode)) continue;
-      UniqueFd copy(fcntl(fd, F_DUPFD_CLOEXEC, 0));
-      if (copy.valid() && is_file(copy.get(), device, inode)) return copy;
+      const std::string path = std::string("/proc/self/fd/") + entry->d_name;
+      struct stat about {};
+      if (stat(path.c_str(), &about) != 0 || !is_file(about)) continue;
+      UniqueFd copy(open(path.c_str(), O_RDWR | O_CLOEXEC));
+      if (copy.valid() && fstat(copy.get(), &about) == 0 && is_file(about)) return copy;
     }
     return {};
   }

@@ -59,14 +59,19 @@ mep_result_t meet(Comm& world_comm, PassedReports* passed, mep_result_t own, con
   });
 }
 
-mep_result_t admit(Comm& world_comm, const membership::SlotSet& wanted, uint64_t wait_ms,
+mep_result_t admit(mep_comm_t world, const membership::SlotSet& wanted, uint64_t wait_ms,
                    Admission* admission) {
+  Comm& world_comm = *world->comm;
   // A view that comes meanwhile is no call of another thread, and keeps no joiner out.
   const Comm::WaitingScope waiting(world_comm);
   if (!world_comm.world().idle()) {
     return fail(MEP_ERR_THREAD, "another thread is inside a call on this world; finish it first");
   }
-  return world_comm.world().admissions().recover(wanted, Deadline::after_ms(wait_ms), admission);
+  const auto prepare = [&] {
+    return world->backend->prepare_for_joiners(Deadline::after_ms(world_comm.timeout_ms()));
+  };
+  return world_comm.world().admissions().recover(wanted, Deadline::after_ms(wait_ms), prepare,
+                                                 admission);
 }
 
 membership::SlotSet slots_of_world(const Comm& world_comm) {
@@ -107,9 +112,7 @@ mep_result_t recover_ranks(mep_comm_t world, const int32_t* ranks, int32_t count
       wanted.add(world_comm.slots()[static_cast<size_t>(ranks[i])]);
     }
     if (count == 0) wanted = slots_of_world(world_comm);
-    // A joiner waits for the addresses of queues to its place. An object makes these queues when it meets the view without the
-    // rank that was lost.
-    return world->backend->meet_joiners(Deadline::after_ms(world_comm.timeout_ms()));
+    return MEP_SUCCESS;
   });
   PassedReports passed(world_comm);
   MEP_TRY(meet(world_comm, &passed, ready, kReady));
@@ -119,7 +122,7 @@ mep_result_t recover_ranks(mep_comm_t world, const int32_t* ranks, int32_t count
     if (!anybody) return MEP_SUCCESS;
   }
   Admission admission;
-  MEP_TRY(admit(world_comm, wanted, count == 0 ? kReadyNowMs : timeout_ms, &admission));
+  MEP_TRY(admit(world, wanted, count == 0 ? kReadyNowMs : timeout_ms, &admission));
   *admitted = static_cast<int32_t>(admission.added.size());
   const auto now = world_comm.latest_view();
   MEP_TRY(world->backend->meet_joiners(Deadline::after_ms(world_comm.timeout_ms())));
@@ -248,7 +251,7 @@ mep_result_t grow(mep_comm_t from, int32_t count, uint32_t timeout_ms, mep_comm_
   MEP_TRY(meet(world_comm, &passed, ready, kReady));
   Admission admission;
   const mep_result_t admitted =
-      guarded([&] { return admit(world_comm, wanted, timeout_ms, &admission); });
+      guarded([&] { return admit(from, wanted, timeout_ms, &admission); });
   const std::vector<uint32_t>& added = admission.added;
   // A member that died before the admission is not in its view: the meeting passes over it, like the one before.
   mep_result_t result = meet(world_comm, &passed, admitted, kAdmitted);
@@ -280,8 +283,9 @@ mep_result_t barrier_with_admission(Comm& world_comm) {
   if (everywhere == 0) return MEP_SUCCESS;
   Admission admission;
   const Comm::WaitingScope waiting(world_comm);
-  return world_comm.world().admissions().recover(slots_of_world(world_comm),
-                                                 Deadline::after_ms(kReadyNowMs), &admission);
+  return world_comm.world().admissions().recover(
+      slots_of_world(world_comm), Deadline::after_ms(kReadyNowMs), [] { return MEP_SUCCESS; },
+      &admission);
 }
 
 }  // namespace mep

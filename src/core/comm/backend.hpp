@@ -99,8 +99,10 @@ class Backend {
   virtual void set_timeout_ms(uint32_t ms) = 0;
   virtual void revoke() = 0;
 
-  // Before a view that lets joiners in, by members: until they can reach this rank. After it, by members and joiners: until
-  // they are reached. Waits for no call of another rank. On a GPU: the streams of the communicator are idle.
+  // Both wait for no call of another rank. On a GPU: the streams of the communicator are idle. Before a view that lets joiners
+  // in, by members, in each view: joiners can reach this rank then.
+  [[nodiscard]] virtual mep_result_t prepare_for_joiners(const Deadline&) { return MEP_SUCCESS; }
+  // After it, by members and joiners: until they are reached.
   [[nodiscard]] virtual mep_result_t meet_joiners(const Deadline&) { return MEP_SUCCESS; }
 
  protected:

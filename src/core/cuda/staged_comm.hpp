@@ -68,6 +68,11 @@ class StagedComm : public CudaBackend, public ViewParticipant {
   bool busy() const override { return server_.busy(); }
   void set_timeout_ms(uint32_t ms) override;
   void revoke() override;
+  // A joiner waits for the addresses of queues to its place, which EP objects make when they meet the view without the rank
+  // that was lost.
+  mep_result_t prepare_for_joiners(const Deadline& deadline) override {
+    return uses_adapter() ? meet_joiners_of_parts(deadline) : MEP_SUCCESS;
+  }
   mep_result_t meet_joiners(const Deadline& deadline) override {
     return meet_joiners_of_parts(deadline);
   }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/failpoint.hpp"
+#include "base/guarded.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/world/control_thread.hpp"
@@ -13,6 +14,7 @@
 namespace mep {
 
 mep_result_t Admissions::recover(const membership::SlotSet& wanted, const Deadline& deadline,
+                                 const std::function<mep_result_t()>& prepare,
                                  Admission* admission) {
   uint64_t seq = 0;
   {
@@ -27,10 +29,19 @@ mep_result_t Admissions::recover(const membership::SlotSet& wanted, const Deadli
     control_.membership().on_recover(seq, wanted, deadline_us);
   });
   MEP_FAILPOINT("recover");
+  mep_result_t prepared = MEP_SUCCESS;
+  std::string text;
   std::unique_lock lock(mutex_);
   // Every member answers, or is removed by the same membership: the bound is for its bugs only.
   const Deadline limit = Deadline::at(deadline.at_ns() + kDecisionGraceMs * 1'000'000);
   while (recover_answered_ < seq && end_.result() == MEP_SUCCESS && !limit.expired()) {
+    if (prepared == MEP_SUCCESS) {
+      lock.unlock();
+      prepared = guarded(prepare);
+      if (prepared != MEP_SUCCESS) text = last_error_text();
+      lock.lock();
+      if (recover_answered_ >= seq) break;
+    }
     answered_.wait_for(lock, std::chrono::milliseconds(limit.left_ms(100)));
   }
   if (recover_answered_ < seq) {
@@ -38,7 +49,7 @@ mep_result_t Admissions::recover(const membership::SlotSet& wanted, const Deadli
     return fail(MEP_ERR_TIMEOUT, "not all members called this, or they did not answer");
   }
   *admission = admission_;
-  return MEP_SUCCESS;
+  return prepared == MEP_SUCCESS ? MEP_SUCCESS : fail(prepared, "%s", text.c_str());
 }
 
 void Admissions::begin() {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -33,8 +34,10 @@ class Admissions {
   Admissions(const Admissions&) = delete;
   Admissions& operator=(const Admissions&) = delete;
 
-  // The collective recover call: waits until the view that answers it.
+  // The collective recover call: waits until the view that answers it. Meanwhile the thread calls prepare(), now and at least
+  // every 100 ms; its first error is the result, once the call is answered.
   [[nodiscard]] mep_result_t recover(const membership::SlotSet& wanted, const Deadline& deadline,
+                                     const std::function<mep_result_t()>& prepare,
                                      Admission* admission);
   // Why the last joiner for the slot did not come in, as far as this rank knows; or nothing.
   std::string refusal(uint32_t slot) const;
