@@ -101,6 +101,7 @@ mep_result_t StagedComm::connect(const Deadline& deadline) {
 }
 
 mep_result_t StagedComm::find_posters(PosterPlace* place) const {
+  if (queues_ == GpuQueues::kHost) return MEP_SUCCESS;
   DeviceFacts facts;
   MEP_TRY(describe_device(device_, &facts));
   place->pci = facts.pci;
