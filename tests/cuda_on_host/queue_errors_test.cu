@@ -108,6 +108,17 @@ void ends_at_its_deadline() {
   for (const Rank& r : group.ranks) need(mep_comm_abort(r.comm), "mep_comm_abort");
 }
 
+void moves_rows(Group& group, const Reference& ref, const char* where) {
+  group.upload(ref);
+  for (uint32_t round = 0; round < 4; ++round) {
+    group.poison();
+    for (uint32_t i = 0; i < group.s.ranks; ++i) group.enqueue(i, ref, round % 2, false, true);
+    group.synchronize();
+    group.compare(ref, where);
+  }
+  group.expect_no_failure(where);
+}
+
 // Memory that the adapter refuses is on the host instead, each object by itself; rows arrive either way.
 void places_memory(uint32_t refuse_every, bool takes_addresses) {
   const Shape s{2, false};
@@ -124,14 +135,7 @@ void places_memory(uint32_t refuse_every, bool takes_addresses) {
   GPU_CHECK(memory.by_dmabuf == objects - refused, "%u of %u refused", refused, objects);
   GPU_CHECK(memory.by_address == (takes_addresses ? refused : 0), "%u of %u refused", refused,
             objects);
-  group.upload(ref);
-  for (uint32_t round = 0; round < 4; ++round) {
-    group.poison();
-    for (uint32_t i = 0; i < s.ranks; ++i) group.enqueue(i, ref, round % 2, false, true);
-    group.synchronize();
-    group.compare(ref, "memory of GPUs");
-  }
-  group.expect_no_failure("memory of GPUs");
+  moves_rows(group, ref, "memory of GPUs");
 }
 
 // GPUs ring the adapters themselves where their stores arrive, else a thread does.
@@ -144,14 +148,7 @@ void rings(cuda_on_host::IoMemory how, bool by_gpus) {
     Group group(s, open_before({}, 20 * kLimitMs), 0);
     std::printf("  pages of doorbells that GPUs have: %d\n", pages.mapped.load());
     GPU_CHECK((pages.mapped != 0) == by_gpus, "%d pages of doorbells", pages.mapped.load());
-    group.upload(ref);
-    for (uint32_t round = 0; round < 4; ++round) {
-      group.poison();
-      for (uint32_t i = 0; i < s.ranks; ++i) group.enqueue(i, ref, round % 2, false, true);
-      group.synchronize();
-      group.compare(ref, "doorbells");
-    }
-    group.expect_no_failure("doorbells");
+    moves_rows(group, ref, "doorbells");
   }
   GPU_CHECK(pages.mapped == 0, "%d pages are left", pages.mapped.load());
   pages.how = cuda_on_host::IoMemory::kWorks;
