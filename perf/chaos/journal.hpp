@@ -19,8 +19,9 @@ enum class Entry : uint32_t {
   kEnd,      // it has returned
   kWrong,    // a check by the rank itself failed
   kMembers,  // contributors: the slots of a comm that was made
-  kCount,    // resources
-  kDone      // the rank has come to the end of the program
+  kView,   // contributors: the slots of the comm that its view has; before a recovery, and after it
+  kCount,  // resources
+  kDone    // the rank has come to the end of the program
 };
 
 // The subject of a kBegin and its kEnd.
@@ -57,6 +58,7 @@ struct Record {
   mep_result_t info_result = 0;  // what mep_comm_last_op said
   bool has_info = false;         // epoch to failed are known
   uint64_t at_ns = 0;
+  uint32_t limit_ms = 0;  // of a recovery that begins
   uint64_t epoch = 0;
   uint64_t seq = 0;
   uint64_t contributors = 0;  // slots

@@ -80,6 +80,7 @@ class Judge {
     for (const Life& life : lives_) judge_reports(life);
     for (const Life& life : lives_) judge_repeats(life);
     for (const Life& life : lives_) judge_resources(life);
+    for (Finding& wait : judge_waits(program_, lives_)) found_.push_back(std::move(wait));
     std::stable_sort(found_.begin(), found_.end(),
                      [](const Finding& a, const Finding& b) { return a.step < b.step; });
     return found_;

@@ -103,6 +103,8 @@ class Player {
   void check_async(uint32_t number, const std::vector<mep_result_t>& failures);
   // On GPUs: who is in a success is not told; the view of the epoch tells it.
   static void note_present(Comm* comm);
+  // Writes down whom the comm's view has.
+  void note_view(What what, uint32_t part, uint32_t comm);
   static void add_contributors(Comm* comm, Said* said);
   void end_call(const Call& call, uint32_t part, const CallBuffers& buffers, const Comm& comm,
                 const Said& said);

@@ -151,6 +151,16 @@ void Player::note_present(Comm* comm) {
   comm->present.emplace(epoch, live);
 }
 
+void Player::note_view(What what, uint32_t part, uint32_t comm) {
+  const Comm& seen = comms_[comm];
+  uint64_t epoch = 0;
+  const uint64_t live = live_ranks(seen.handle, &epoch);
+  Record& record = next_record(Entry::kView, what, part, comm);
+  record.epoch = epoch;
+  record.contributors = seen.members.slots_of(live);
+  push();
+}
+
 // Operations are told of here in the order of their calls.
 void Player::add_contributors(Comm* comm, Said* said) {
   const uint64_t ended_in = said->info.epoch;

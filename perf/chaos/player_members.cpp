@@ -207,11 +207,14 @@ void Player::recover(const Step& step) {
       (program_.stops_in_join() ? kPatientRecoverMs : kRecoverMs) * program_.patience;
   for (uint32_t attempt = 0; attempt < kRecoverAttempts; ++attempt) {
     int32_t admitted = 0;
-    begin(What::kRecover, attempt, world_);
+    note_view(What::kRecover, attempt, world_);
+    next_record(Entry::kBegin, What::kRecover, attempt, world_).limit_ms = limit_ms;
+    push();
     Said said;
     said.result = mep_recover_ranks(found->second.handle, ranks.data(),
                                     static_cast<int32_t>(ranks.size()), limit_ms, &admitted);
     end(What::kRecover, attempt, world_, nullptr, said, static_cast<uint64_t>(admitted));
+    note_view(What::kRecover, attempt, world_);
     if (over_) return;
     if (said.result == MEP_SUCCESS || said.result == MEP_ERR_TIMEOUT) break;
   }

@@ -200,13 +200,14 @@ class Session {
           continue;
         }
         process.life.ended = true;
+        process.life.ended_ns = now_us() * 1000;
         process.life.signalled = WIFSIGNALED(status);
         process.life.status = WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status);
         break;
       }
       if (!process.life.ended && process.stopped && now_ms() >= process.wake_at_ms) {
         process.stopped = false;
-        kill(process.pid, SIGCONT);
+        go_on(&process, SIGCONT);
         process.slow_at_ms = now_ms() + kSlowRunMs;
       }
       if (!process.life.ended && !process.stopped && now_ms() >= process.slow_at_ms &&
@@ -218,8 +219,14 @@ class Session {
     return any;
   }
 
+  static void go_on(Process* process, int signal_number) {
+    kill(process->pid, signal_number);
+    if (!process->life.stops.empty()) process->life.stops.back().to_ns = now_us() * 1000;
+  }
+
   void stand_still(Process* process) const {
     process->stopped = true;
+    process->life.stops.push_back({now_us() * 1000});
     for (const Fault& fault : program_.faults) {
       if (!only_stops(fault.kind) || fault.slot != process->life.slot) continue;
       const uint64_t ms = uint64_t{fault.stop_ms} * program_.patience;
@@ -284,13 +291,14 @@ class Session {
     if (!join->has_stopped && now >= stop_at_us) {
       process->in_join = true;
       join->has_stopped = kill(process->pid, SIGSTOP) == 0;
+      if (join->has_stopped) process->life.stops.push_back({now_us() * 1000});
     }
     if (!join->has_stopped) return;
     const bool is_late = now >= stop_at_us + uint64_t{fault.stop_ms} * program_.patience * 1000;
     if (!is_late && !(fault.until_admitted && has_joined(*join))) return;
     join->is_over = true;
     process->in_join = false;
-    kill(process->pid, fault.ends_killed ? SIGKILL : SIGCONT);
+    go_on(process, fault.ends_killed ? SIGKILL : SIGCONT);
   }
 
   bool has_joined(const StoppedJoin& join) {

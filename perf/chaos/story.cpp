@@ -43,7 +43,8 @@ std::string story(const Program& program, const std::vector<Life>& lives) {
   }
   std::stable_sort(all.begin(), all.end(),
                    [](const auto& a, const auto& b) { return a.second->at_ns < b.second->at_ns; });
-  constexpr const char* kEntries[] = {"", "begins", "ended", "WRONG", "members", "counts", "done"};
+  constexpr const char* kEntries[] = {"",        "begins", "ended",  "WRONG",
+                                      "members", "view",   "counts", "done"};
   std::string text = program.text() + "\n";
   const uint64_t start_ns = all.empty() ? 0 : all.front().second->at_ns;
   for (const auto& [life, record] : all) {
@@ -58,17 +59,26 @@ std::string story(const Program& program, const std::vector<Life>& lives) {
                         record->epoch, record->seq, record->contributors, record->failed,
                         mep_result_string(record->info_result));
     }
-    if (record->entry == Entry::kMembers) text += formatted(" %" PRIx64, record->contributors);
+    if (record->entry == Entry::kMembers || record->entry == Entry::kView)
+      text += formatted(" %" PRIx64, record->contributors);
     if (record->digest != 0) text += formatted(" digest %" PRIx64, record->digest);
     if (record->text[0] != '\0') text += std::string(" \"") + record->text + "\"";
     text += "\n";
   }
+  const auto ms = [&](uint64_t at_ns) {
+    return (static_cast<double>(at_ns) - static_cast<double>(start_ns)) / 1e6;
+  };
   for (const Life& life : lives) {
-    text += life.name() +
-            (!life.ended      ? " had not ended"
-             : life.signalled ? formatted(" died of signal %d", life.status)
-                              : formatted(" ended with status %d", life.status)) +
-            "\n";
+    for (const Stop& stop : life.stops) {
+      text += life.name() + formatted(" stopped at %.3f ms", ms(stop.from_ns));
+      if (stop.to_ns != UINT64_MAX) text += formatted(" until %.3f ms", ms(stop.to_ns));
+      text += "\n";
+    }
+    text += life.name() + (!life.ended      ? " had not ended"
+                           : life.signalled ? formatted(" died of signal %d", life.status)
+                                            : formatted(" ended with status %d", life.status));
+    if (life.ended_ns != 0) text += formatted(", seen at %.3f ms", ms(life.ended_ns));
+    text += "\n";
   }
   return text;
 }

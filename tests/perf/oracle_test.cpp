@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "chaos/oracle.hpp"
+#include "oracle_waits_test.hpp"
 #include "support/cmocka_cpp.hpp"
 
 namespace {
@@ -137,6 +138,13 @@ void the_rank_is_still_there(void**) {
 
 int main() {
   const CMUnitTest tests[] = {
+      cmocka_unit_test(a_needless_wait),
+      cmocka_unit_test(what_came_before_a_wait),
+      cmocka_unit_test(a_wait_for_a_joiner_that_was_not_there),
+      cmocka_unit_test(a_wait_for_a_member),
+      cmocka_unit_test(a_wait_after_an_event),
+      cmocka_unit_test(an_end_that_is_seen_late),
+      cmocka_unit_test(a_call_that_did_not_wait),
       cmocka_unit_test(a_success_of_an_evicted_rank),
       cmocka_unit_test(a_success_of_a_member),
       cmocka_unit_test(the_others_name_another_rank),
