@@ -456,14 +456,16 @@ void Judge::judge_call(const Place& place, const std::vector<Said>& all) {
   }
 }
 
-// One number is one operation.
+// One number is one operation. A record of a sync may bind nobody: each is compared with each.
 void Judge::judge_number(const std::vector<Said>& all) {
   const Said& a = all.front();
   for (const Said& b : all) {
     if (a.end->what == b.end->what &&
         (a.end->what == What::kSync ||
          (a.end->step == b.end->step && a.end->part == b.end->part))) {
-      if (a.end->what == What::kSync && &a != &b) judge_pair(a, b);
+      for (const Said* c = &a; b.end->what == What::kSync && c != &b; ++c) {
+        if (c->end->what == What::kSync) judge_pair(*c, b);
+      }
       continue;
     }
     if (is_lax(a.end->step) || is_lax(b.end->step)) continue;

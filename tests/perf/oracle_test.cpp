@@ -1,4 +1,5 @@
-// Verdicts of mep_chaos's oracle on logs that are written by hand: an allreduce during which rank 0 of three is evicted.
+// Verdicts of mep_chaos's oracle on logs that are written by hand: an allreduce during which rank 0 of three is evicted,
+// and the allreduce by which ranks find the place to go on at.
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -57,12 +58,17 @@ class Log {
     finish(&end, MEP_ERR_PEER_FAILED, step);
   }
   void begin(uint32_t slot, uint32_t step) { add(slot, Entry::kBegin, step); }
+  void sync(uint32_t slot, mep_result_t result) {
+    Record& end = add(slot, Entry::kEnd, kAfter);
+    end.what = What::kSync;
+    finish(&end, result, kAfter);
+  }
 
-  // All ranks come to their ends now.
-  bool says(const char* what) {
+  // All ranks come to their ends now, the one that was killed without a word.
+  bool says(const char* what, uint32_t killed = kNobody) {
     std::vector<Life> lives;
     for (uint32_t slot = 0; slot < kRanks; ++slot) {
-      add(slot, Entry::kDone, kAfter + 1);
+      if (slot != killed) add(slot, Entry::kDone, kAfter + 1);
       lives.push_back({slot, 0, journals_[slot].get(), true, false, 0});
     }
     bool is_there = false;
@@ -134,6 +140,17 @@ void the_rank_is_still_there(void**) {
   assert_true(log.says(kDiffer));
 }
 
+// The first record of the sync is of a rank that died, and binds nobody.
+void the_later_records_of_a_sync(void**) {
+  for (const mep_result_t last : {MEP_SUCCESS, MEP_ERR_PEER_FAILED}) {
+    Log log;
+    log.sync(0, MEP_SUCCESS);
+    log.sync(1, MEP_SUCCESS);
+    log.sync(2, last);
+    assert_int_equal(log.says(kDiffer, 0), last != MEP_SUCCESS);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -149,6 +166,7 @@ int main() {
       cmocka_unit_test(a_success_of_a_member),
       cmocka_unit_test(the_others_name_another_rank),
       cmocka_unit_test(the_rank_is_still_there),
+      cmocka_unit_test(the_later_records_of_a_sync),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
