@@ -26,7 +26,7 @@ QueuePairs::~QueuePairs() {
 
 // A joiner may have heard of this object, and wait for an address.
 void QueuePairs::tell_joiners() {
-  if (windows_.own() == nullptr || !nic_->tells()) return;
+  if (windows_.own() == nullptr || !nic_->is_adapter()) return;
   (void)guarded([&]() -> mep_result_t {
     WorldWindows& windows = comm_.world().windows();
     std::vector<uint32_t> slots;
@@ -69,7 +69,7 @@ mep_result_t QueuePairs::offer(uint64_t id, size_t inbox_bytes, const Memory& me
   for (uint32_t rank = 0; rank < comm_.size(); ++rank) {
     if (has_pair(rank)) MEP_TRY(make_pair(rank));
   }
-  if (nic_->tells()) {
+  if (nic_->is_adapter()) {
     comm_.world().windows().set_fence(
         id, [this](uint32_t slot, uint64_t incarnation) { return fence(slot, incarnation); });
   }
@@ -149,7 +149,7 @@ mep_result_t QueuePairs::replace_ended(const CommView& view) {
     ended.reset();
     reached_[rank] = 0;
     MEP_TRY(make_pair(rank));
-    if (!nic_->tells()) continue;
+    if (!nic_->is_adapter()) continue;
     MEP_TRY(comm_.world().windows().send(windows_.own(), {&comm_.slots()[rank], 1}));
   }
   return MEP_SUCCESS;
@@ -160,7 +160,7 @@ mep_result_t QueuePairs::reach(uint32_t rank, const CommView& view, const Deadli
   if (has_pair(rank)) {
     const Remote& remote = windows_[rank];
     std::vector<std::byte> address;
-    if (nic_->tells()) {
+    if (nic_->is_adapter()) {
       MEP_TRY(comm_.world().windows().await_note(remote.slot, incarnation, remote.window, deadline,
                                                  &address));
       if (address.size() == kGoneBytes) {

@@ -43,8 +43,7 @@ class QueuePairs {
     uint32_t entries = 0;        // of a ring; see Queue
     uint64_t* ready = nullptr;   // [ranks * entries] zeros, where the posters are
   };
-  // Whether NicPairs may take memory of a GPU.
-  bool reaches_gpus() const { return nic_->reaches_gpus(); }
+  bool has_adapter() const { return nic_->is_adapter(); }
   // See NicPairs; the inbox is what peers write. Without use_inbox(), offer() makes one: memory of the host.
   [[nodiscard]] mep_result_t use_source(const gpu_queue::MemoryRange& source) {
     return nic_->use_source(source);

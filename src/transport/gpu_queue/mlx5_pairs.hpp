@@ -51,8 +51,7 @@ class AdapterPairs final : public NicPairs {
   AdapterPairs& operator=(const AdapterPairs&) = delete;
 
   size_t bytes_of(uint32_t entries) const override { return QueueLayout(entries).bytes; }
-  bool tells() const override { return true; }
-  bool reaches_gpus() const override { return true; }
+  bool is_adapter() const override { return true; }
   [[nodiscard]] mep_result_t use_window(const MemoryRange& window) override;
   [[nodiscard]] mep_result_t use_source(const MemoryRange& source) override;
   [[nodiscard]] mep_result_t make(const Ring& ring, Queue* queue,

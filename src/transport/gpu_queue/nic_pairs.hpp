@@ -42,7 +42,7 @@ class NicPair {
   // Waits for an adapter as long as that takes.
   virtual ~NicPair() = default;
 
-  // For the peer's end, which needs it to connect; empty where NicPairs::tells() is false. The same until the pair ends.
+  // For the peer's end, which needs it to connect; empty where NicPairs::is_adapter() is false. The same until the pair ends.
   virtual std::vector<std::byte> address() const = 0;
   // Once. Sets the key and the base of the peer's window. After an error the pair can only end, and its peer does not
   // write.
@@ -67,11 +67,9 @@ class NicPairs {
 
   // A ring, and what else posters and the NIC share.
   virtual size_t bytes_of(uint32_t entries) const = 0;
-  // Whether pairs connect by addresses that their peers give. Then peers write to the window by pairs that are connected
-  // here, and in no other way.
-  virtual bool tells() const = 0;
-  // Whether the two calls below may succeed with memory of a GPU.
-  virtual bool reaches_gpus() const = 0;
+  // True: pairs connect by addresses that their peers give, peers write to the window by pairs that are connected here and
+  // in no other way, and the two calls below may succeed with memory of a GPU.
+  virtual bool is_adapter() const = 0;
   // Peers write the window, which is as long as that of each peer; requests of all pairs read the source, which posters name
   // by the same addresses. Each once, before the first pair, and again with other memory where the NIC has refused. The
   // memory outlives this object.

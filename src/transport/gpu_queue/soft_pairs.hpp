@@ -13,8 +13,7 @@ class SoftPairs final : public NicPairs {
 
   static size_t ring_bytes(uint32_t entries);
   size_t bytes_of(uint32_t entries) const override { return ring_bytes(entries); }
-  bool tells() const override { return false; }
-  bool reaches_gpus() const override { return false; }
+  bool is_adapter() const override { return false; }
   [[nodiscard]] mep_result_t use_window(const MemoryRange& window) override;
   [[nodiscard]] mep_result_t use_source(const MemoryRange& source) override;
   [[nodiscard]] mep_result_t make(const Ring& ring, Queue* queue,

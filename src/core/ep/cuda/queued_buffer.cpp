@@ -20,12 +20,12 @@ mep_result_t QueuedBuffer::offer(uint64_t id) {
   }
   MEP_TRY(DeviceMemory::create(device_, window_bytes_, &window_));
   MEP_TRY(DeviceMemory::create(device_, layout_.scratch_bytes, &scratch_));
-  const bool is_reached = pairs_.reaches_gpus();
+  const bool has_adapter = pairs_.has_adapter();
   MEP_TRY(make_memory(
-      is_reached, layout_.outbox_bytes,
+      has_adapter, layout_.outbox_bytes,
       [this](const gpu_queue::MemoryRange& range) { return pairs_.use_source(range); }, &outbox_));
   // Else the inbox is a window, which peers reach by the transports of the host.
-  if (is_reached) {
+  if (has_adapter) {
     MEP_TRY(make_memory(
         orders_writes_of_nics(device_), layout_.inbox_bytes,
         [this](const gpu_queue::MemoryRange& range) { return pairs_.use_inbox(range); }, &inbox_));
