@@ -145,11 +145,20 @@ bool is_started_by_mpi() {
          (is_set("OMPI_COMM_WORLD_SIZE") || is_set("PMI_SIZE") || is_set("PMIX_RANK"));
 }
 
+bool compares_with_nccl(char** argv) {
+  for (; *argv != nullptr; ++argv) {
+    const std::string word = *argv;
+    if (word == "--vs=nccl") return true;
+    if (word == "--vs" && argv[1] != nullptr && std::string(argv[1]) == "nccl") return true;
+  }
+  return false;
+}
+
 void run_suite(char** argv) {
   if (is_set("MEP_RANK") || is_started_by_mpi()) {
     throw PerfError("suite starts its ranks itself: run it without mpirun and mep_run");
   }
-  if (!mpi_is_built()) {
+  if (!compares_with_nccl(argv) && !mpi_is_built()) {
     throw PerfError(
         "this mep_perf was built without MPI, which suite compares with: install Open MPI and its "
         "headers (libopenmpi-dev), and configure with MEP_MPI=ON; a wheel: in the source tree "

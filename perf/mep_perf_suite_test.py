@@ -17,7 +17,7 @@ import unittest
 BIN = ""
 MPIRUN = []
 
-# A launcher that measures nothing: MEP takes as many microseconds as there are bytes or tokens, MPI twice
+# A launcher that measures nothing: MEP takes as many microseconds as there are bytes or tokens, the peer twice
 # that. At 64 bytes reduce fails, gather hangs, and scatter interrupts the suite. Words of each child go to LOG.
 LAUNCHER = """#!/usr/bin/env python3
 import json, os, signal, sys, time
@@ -30,13 +30,13 @@ with open(os.path.join(os.path.dirname(__file__), "log"), "a") as log:
     log.write(" ".join([words[0], *words[2:]]) + "\\n")
 ranks, op = int(words[0]), words[2]
 value = lambda name: words[words.index(name) + 1]
-if op == "barrier" and "--json" not in words:
+if "--json" not in words:
     print("mep_perf: rank 0: there is no shared memory" if os.path.exists(__file__ + ".broken") else "")
     sys.exit(os.path.exists(__file__ + ".broken"))
 rows = []
 def write(size, **more):
-    rows.append({"op": op, "ranks": ranks, "bytes": size, "mep_us_p50": size + 1, "mpi_us_p50": 2 * size + 2,
-                 "ratio": 0.5, **more})
+    rows.append({"op": op, "ranks": ranks, "bytes": size, "mep_us_p50": size + 1,
+                 value("--vs") + "_us_p50": 2 * size + 2, "ratio": 0.5, **more})
     with open(value("--json"), "w") as file:
         json.dump(rows, file)
 if op == "moe":
@@ -146,8 +146,8 @@ class SuiteTest(unittest.TestCase):
         with open(self.path(name), encoding="utf-8") as file:
             return file.read()
 
-    def suite(self, words, status=0):
-        return run([*words, "--mpirun", self.launcher, "--json", self.path("rows.json")], status)
+    def suite(self, words, status=0, environment=None):
+        return run([*words, "--launcher", self.launcher, "--json", self.path("rows.json")], status, environment)
 
     def test_tables(self):
         self.write("canned.json", json.dumps(CANNED))
@@ -218,6 +218,34 @@ class SuiteTest(unittest.TestCase):
         rows = json.loads(self.read("rows.json"))
         self.assertEqual([row["run"] for row in rows], 16 * [1] + 16 * [2])
 
+    def test_nccl(self):
+        words = ["--vs", "nccl", "--ops", "allreduce,alltoall", "-b", "8", "-e", "64", "--runs", "2"]
+        gpus = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4"}
+        output, errors = self.suite([*words, "--dtype", "bfloat16"], environment=gpus)
+        children = self.read("log").splitlines()
+        self.assertTrue(children[0].startswith("2 allreduce -b 8 -e 8 --device cuda --vs nccl "), children[0])
+        self.assertEqual([child.split()[:2] for child in children[1:]],
+                         2 * [["2", "allreduce"], ["2", "alltoall"], ["4", "allreduce"], ["4", "alltoall"]])  # fmt: skip
+        for child in children[1:]:
+            self.assertIn("--device cuda --vs nccl", child)
+            self.assertIn("-b 8 -e 64 -f 8 --dtype bfloat16", child)
+            self.assertNotIn("--switches", child)
+        for words in ("## MEP compared with NCCL", "| MEP / NCCL | 8 B | 64 B |", "| alltoall | 0.50 (0.50) |",
+                      "bold: NCCL is faster"):  # fmt: skip
+            self.assertIn(words, output)
+        self.assertIn("on GPUs that are free", errors)
+        rows = json.loads(self.read("rows.json"))
+        slow = [{**row, "nccl_us_p50": row["mep_us_p50"] / 2} for row in rows]
+        self.write("slow.json", json.dumps(slow))
+        output, _ = run(["--from", self.path("slow.json")])
+        self.assertIn("| 4 | alltoall | 64 B | 65.0 | 32.5 | 2.00 (2.00) |\n", output)
+        self.assertNotIn("switches", output)
+
+    def test_nccl_without_gpus(self):
+        for visible, text in (("0", "here is 1"), ("", "here are 0")):
+            _, errors = self.suite(["--vs", "nccl"], 1, {"CUDA_VISIBLE_DEVICES": visible})
+            self.assertIn(f"NCCL's ranks have a GPU each, and {text}", errors)
+
     def test_failures(self):
         words = ["--ranks", "2", "--ops", "reduce,gather,broadcast", "-e", "4K", "-f", "8", "--runs", "2",
                  "--limit", "15"]  # fmt: skip
@@ -250,7 +278,8 @@ class SuiteTest(unittest.TestCase):
 
     def test_wrong_command_lines(self):
         for words, message in (
-            (["--vs", "nccl"], "invalid choice: 'nccl'"),
+            (["--vs", "gloo"], "invalid choice: 'gloo'"),
+            (["--vs", "nccl", "--ops", "barrier"], "unknown operation 'barrier'; there are broadcast"),
             (["--ops", "barrier,sort"], "unknown operation 'sort'; there are barrier broadcast"),
             (["--ranks", "1"], "'1' is no list of numbers from 2"),
             (["--ranks", "2,,4"], "'2,,4' is no list"),

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Compares MEP with Open MPI over operations, sizes and numbers of ranks: mep_perf suite --vs mpi.
+"""Compares MEP with Open MPI or NCCL over operations, sizes and numbers of ranks: mep_perf suite --vs mpi.
 
-Each operation and number of ranks is one run of mep_perf --vs mpi under mpirun; the runs take turns. A
-result is a row of mep_perf's JSON with the number of its run, or with "failed" in place of times.
+Each operation and number of ranks is one run of mep_perf --vs mpi under mpirun, or of mep_perf --device cuda --vs nccl
+under mep_run; the runs take turns. A result is a row of mep_perf's JSON with the number of its run, or with "failed" in
+place of times.
 """
 
 import argparse
@@ -16,12 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import NamedTuple
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 PROGRAM = os.path.join(FOLDER, "mep_perf")
-DEFAULT_OPS = ("barrier", "broadcast", "allgather", "allreduce", "reduce", "reduce_scatter", "gather",
-               "scatter", "alltoall", "pingpong", "moe")  # fmt: skip
-MORE_OPS = ("allgatherv", "gatherv", "scatterv", "reduce_scatterv", "alltoallv", "stream", "exchange")
+COLLECTIVES = ("broadcast", "allgather", "allreduce", "reduce", "reduce_scatter", "gather", "scatter", "alltoall")
 PAIRS = ("pingpong", "stream", "exchange")  # two ranks, however many are asked for
 ALL_BLOCKS = ("allgather", "alltoall", "allgatherv", "alltoallv", "reduce_scatter", "reduce_scatterv")
 HIDDEN, TOP_K, EXPERTS = 7168, 8, 256
@@ -32,34 +32,55 @@ class SuiteError(Exception):
     """The text says what is wrong and what to do."""
 
 
+class Peer(NamedTuple):
+    """A library that MEP is compared with."""
+
+    key: str  # in the names of fields
+    name: str
+    ops: tuple[str, ...]
+    more_ops: tuple[str, ...]  # that can be asked for
+    words: tuple[str, ...]  # of each child
+    largest: int  # bytes, the default of -e
+    rate: float  # bytes a second, for the first estimate
+
+
+PEERS = {
+    "mpi": Peer("mpi", "MPI", ("barrier", *COLLECTIVES, "pingpong", "moe"),
+                ("allgatherv", "gatherv", "scatterv", "reduce_scatterv", "alltoallv", "stream", "exchange"),
+                ("--vs", "mpi", "--switches"), 16 << 20, 3e8),
+    "nccl": Peer("nccl", "NCCL", COLLECTIVES, (), ("--device", "cuda", "--vs", "nccl"), 256 << 20, 3e10),
+}  # fmt: skip
+
+
 class Job:
     """One child: an operation on so many ranks, over sizes in bytes, or tokens of a rank for moe."""
 
-    def __init__(self, op, ranks, sizes, dtype=None):
-        self.op, self.ranks, self.sizes, self.dtype = op, ranks, list(sizes), dtype
+    def __init__(self, peer, op, ranks, sizes, dtype=None):
+        self.peer, self.op, self.ranks, self.sizes, self.dtype = peer, op, ranks, list(sizes), dtype
         self.is_rest = False  # of one that failed
 
     def text(self):
         return f"{self.op}{' ' + self.dtype if self.op == 'moe' else ''}, {self.ranks} ranks"
 
     def expected_seconds(self, seconds):
-        """From what two cores need; what ran already corrects it."""
+        """From what two cores or GPUs need; what ran already corrects it."""
         total = 1.0
         for size in self.sizes:
             moved = size * self.ranks * (self.ranks if self.op in ALL_BLOCKS else 1)
             if self.op == "moe":
                 moved = 2 * size * self.ranks * TOP_K * HIDDEN * 2
-            total += 1.5 * seconds + 10 * moved / 3e9
+            total += 1.5 * seconds + moved / self.peer.rate
         return total
 
     def words(self, factor):
-        words = [self.op, "--vs", "mpi", "--no-machine", "--switches"]
+        words = [self.op, *self.peer.words, "--no-machine"]
         if self.op == "moe":
             words += ["--no-expert", "--hidden", str(HIDDEN), "--topk", str(TOP_K), "--experts",
                       str(EXPERTS), "--wire", self.dtype, "--tokens",
                       ",".join(map(str, self.sizes))]  # fmt: skip
         elif self.op != "barrier":
             words += ["-b", str(self.sizes[0]), "-e", str(self.sizes[-1]), "-f", str(factor)]
+            words += ["--dtype", self.dtype] if self.dtype is not None else []
         return words
 
     def row(self, size):
@@ -68,7 +89,7 @@ class Job:
         return {"op": self.op, "ranks": self.ranks, "dtype": self.dtype, **place}
 
     def part(self, sizes):
-        return Job(self.op, self.ranks, sizes, self.dtype)
+        return Job(self.peer, self.op, self.ranks, sizes, self.dtype)
 
 
 # The command line.
@@ -91,15 +112,6 @@ def numbers(low, high):
     return read
 
 
-def ops_of(text):
-    for op in text.split(","):
-        if op not in DEFAULT_OPS + MORE_OPS:
-            raise argparse.ArgumentTypeError(
-                f"unknown operation '{op}'; there are {' '.join(DEFAULT_OPS + MORE_OPS)}"
-            )
-    return list(dict.fromkeys(text.split(",")))
-
-
 def positive(kind):
     def read(text):
         try:
@@ -115,24 +127,32 @@ def positive(kind):
 
 def parse(words):
     parser = argparse.ArgumentParser(
-        prog="mep_perf suite", description="Compares MEP with Open MPI; starts the ranks itself.")  # fmt: skip
+        prog="mep_perf suite", description="Compares MEP with Open MPI, or on GPUs with NCCL; starts the ranks itself.")  # fmt: skip
     add = parser.add_argument
-    add("--vs", choices=["mpi"], default="mpi", help="what MEP is compared with [mpi]")
-    add("--ranks", type=numbers(2, 4096), default=[2, 4, 8], help="numbers of ranks [2,4,8]")
-    add("--ops", type=ops_of, default=list(DEFAULT_OPS), help=f"operations [{','.join(DEFAULT_OPS)}]")
+    add("--vs", choices=list(PEERS), default="mpi", help="what MEP is compared with [mpi]")
+    add("--ranks", type=numbers(2, 4096), help="numbers of ranks [2,4,8; for nccl as far as there are GPUs]")
+    add("--ops", help="operations [" + "; ".join(f"{peer.key}: {','.join(peer.ops)}" for peer in PEERS.values()) + "]")
     add("-b", type=bytes_of, default=8, metavar="MIN", help="smallest size in bytes, K M G may follow [8]")
-    add("-e", type=bytes_of, default=16 << 20, metavar="MAX", help="largest size [16M]")
+    add("-e", type=bytes_of, metavar="MAX", help="largest size [16M; for nccl 256M]")
     add("-f", type=positive(int), default=8, metavar="FACTOR", help="from one size to the next [8]")
+    add("--dtype", metavar="TYPE", help="elements of collectives [float32]")
     add("--moe-tokens", type=numbers(1, 1 << 20), default=[1, 16, 128, 1024], metavar="T[,T..]",
         help="tokens a rank of moe [1,16,128,1024]")  # fmt: skip
     add("--runs", type=positive(int), default=5, help="runs of everything, one after another [5]")
     add("--seconds", type=positive(float), default=0.1, help="time of a size and side in a run [0.1]")
     add("--limit", type=positive(float), default=300, help="seconds after which a child has failed [300]")
-    add("--mpirun", default="mpirun", metavar="PROGRAM", help="Open MPI's launcher [mpirun]")
+    add("--launcher", "--mpirun", metavar="PROGRAM", help="what starts the ranks [mpirun; for nccl mep_run]")
     add("--json", metavar="FILE", help="write every run's times")
     add("--output", metavar="DIR", help="write suite.md, suite.json and the plot there")
     add("--from", dest="source", metavar="FILE", help="run nothing: the tables of a file of --json")
     options = parser.parse_args(words)
+    options.peer = peer = PEERS[options.vs]
+    options.ops = list(dict.fromkeys(peer.ops if options.ops is None else options.ops.split(",")))
+    known = peer.ops + peer.more_ops
+    for op in options.ops:
+        if op not in known:
+            parser.error(f"unknown operation '{op}'; there are {' '.join(known)}")
+    options.e = peer.largest if options.e is None else options.e
     if options.b > options.e:
         parser.error("-b is larger than -e")
     if options.e > 1 << 30:
@@ -144,7 +164,29 @@ def parse(words):
     return options
 
 
+def count_gpus():
+    """GPUs that a program may use here."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([device for device in visible.split(",") if device.strip()])
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False)
+    except OSError:
+        return 0
+    return sum(line.startswith("GPU ") for line in done.stdout.split("\n"))
+
+
+def choose_ranks(peer):
+    if peer.key != "nccl":
+        return [2, 4, 8]
+    gpus = count_gpus()
+    if gpus < 2:
+        raise SuiteError(f"NCCL's ranks have a GPU each, and here {'is' if gpus == 1 else 'are'} {gpus}")
+    return [ranks for ranks in (2, 4, 8) if ranks <= gpus]
+
+
 def make_jobs(options):
+    peer = options.peer
     sizes = [options.b]
     while sizes[-1] * options.f <= options.e:
         sizes.append(sizes[-1] * options.f)
@@ -154,9 +196,11 @@ def make_jobs(options):
             if ranks not in ([2] if op in PAIRS else options.ranks):
                 continue
             if op == "moe":
-                jobs += [Job(op, ranks, options.moe_tokens, dtype) for dtype in ("bf16", "fp8")]
+                jobs += [Job(peer, op, ranks, options.moe_tokens, dtype) for dtype in ("bf16", "fp8")]
+            elif op == "barrier":
+                jobs.append(Job(peer, op, ranks, [0]))
             else:
-                jobs.append(Job(op, ranks, [0] if op == "barrier" else sizes))
+                jobs.append(Job(peer, op, ranks, sizes, None if op in PAIRS else options.dtype))
     return jobs
 
 
@@ -164,12 +208,17 @@ def make_jobs(options):
 
 
 def find_launcher(options):
-    """The words up to -n, and the launcher's name and version."""
-    program = shutil.which(options.mpirun)
+    """The words up to -n, and the name of the peer."""
+    if options.peer.key == "nccl":
+        name = options.launcher or os.path.join(FOLDER, "mep_run")
+        program = shutil.which(name)
+        if program is None:
+            raise SuiteError(f"{name} is not found: name a program that starts ranks as mep_run does by --launcher")
+        return [program, "-n"], options.peer.name
+    name = options.launcher or "mpirun"
+    program = shutil.which(name)
     if program is None:
-        raise SuiteError(
-            f"{options.mpirun} is not found: install Open MPI (openmpi-bin), or name its launcher by --mpirun"
-        )
+        raise SuiteError(f"{name} is not found: install Open MPI (openmpi-bin), or name its launcher by --launcher")
     done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=False)
     version = done.stdout.strip().split("\n")[0]
     words = [program, "--bind-to", "none"]
@@ -294,8 +343,9 @@ class Suite:
               f"{duration(seconds)} left", file=sys.stderr, flush=True)  # fmt: skip
 
 
-def try_launcher(launcher, limit):
-    command = [*launcher, "2", PROGRAM, "barrier", "--vs", "mpi", "-i", "1", "--no-machine"]
+def try_launcher(peer, launcher, limit):
+    first = ["barrier"] if "barrier" in peer.ops else ["allreduce", "-b", "8", "-e", "8"]
+    command = [*launcher, "2", PROGRAM, *first, *peer.words, "-i", "1", "--no-machine"]
     reason = run_child(command, limit)
     if reason is not None:
         raise SuiteError(f"two ranks cannot be started: {reason}; try {' '.join(command)}")
@@ -327,21 +377,24 @@ def write_rows(path, rows):
 class Cell:
     """All runs of an operation, number of ranks and size."""
 
-    def __init__(self):
-        self.runs, self.reasons = [], []
+    def __init__(self, peer):
+        self.peer, self.runs, self.reasons = peer, [], []
 
     def add(self, row):
         if "failed" in row:
             self.reasons.append(f"run {row['run']}: {row['failed']}")
-        elif "mep_us_p50" in row and "mpi_us_p50" in row:
+        elif "mep_us_p50" in row and f"{self.peer.key}_us_p50" in row:
             self.runs.append(row)
 
+    def ratio(self, run):
+        return run["mep_us_p50"] / run[f"{self.peer.key}_us_p50"]
+
     def ratios(self):
-        return [run["mep_us_p50"] / run["mpi_us_p50"] for run in self.runs]
+        return [self.ratio(run) for run in self.runs]
 
     def middle(self):
         """The run whose ratio is the median; of an even number the worse of the two."""
-        return sorted(self.runs, key=lambda run: run["mep_us_p50"] / run["mpi_us_p50"])[len(self.runs) // 2]
+        return sorted(self.runs, key=self.ratio)[len(self.runs) // 2]
 
     def switches_text(self, side):
         kinds = [self.middle().get(f"{side}_switches_{kind}") for kind in ("voluntary", "involuntary")]
@@ -392,7 +445,7 @@ def table(head, lines):
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 
-def report(rows, jobs=()):
+def report(peer, rows, jobs=()):
     """The Markdown of these rows: a table for each number of ranks, then what is above 1.0 and what failed.
 
     Cells of the jobs that have not run are in the tables too.
@@ -400,7 +453,7 @@ def report(rows, jobs=()):
     cells, columns = {}, {}  # {(ranks, label, size): Cell}, {(ranks, is moe): {size: its place}}
     for row in [*(job.row(size) for job in jobs for size in job.sizes), *rows]:
         is_moe, size = row["op"] == "moe", size_text(row)
-        cells.setdefault((row["ranks"], label(row), size), Cell()).add(row)
+        cells.setdefault((row["ranks"], label(row), size), Cell(peer)).add(row)
         columns.setdefault((row["ranks"], is_moe), {})[size] = row["tokens" if is_moe else "bytes"]
     parts = []
     for ranks, is_moe in sorted(columns):
@@ -410,13 +463,14 @@ def report(rows, jobs=()):
         sizes = sorted(places, key=places.get)
         names = dict.fromkeys(key[1] for key in cells if key[0] == ranks and key[2] in places)
         lines = [[name, *(str(cells.get((ranks, name, size), "")) for size in sizes)] for name in names]
-        parts.append(table(["MEP / MPI", *sizes], lines))
+        parts.append(table([f"MEP / {peer.name}", *sizes], lines))
     above = [(key, cell) for key, cell in cells.items() if cell.is_above()]
     runs = max((row.get("run", 1) for row in rows), default=0)
-    parts.append(f"A cell is the ratio of the p50 times, the median of {runs} runs (the worst); bold: MPI is faster.\n")
+    parts.append(f"A cell is the ratio of the p50 times, the median of {runs} runs (the worst); bold: {peer.name} is "
+                 "faster.\n")  # fmt: skip
     parts.append(f"### Above 1.0 in the median: {len(above)} of {len(cells)} cells\n")
     if above:
-        parts.append(above_table(sorted(above, key=lambda pair: pair[0][0])))
+        parts.append(above_table(peer, sorted(above, key=lambda pair: pair[0][0])))
     failed = [(key, cell) for key, cell in cells.items() if cell.reasons]
     if failed:
         parts.append(f"### Failed: {len(failed)} of {len(cells)} cells\n")
@@ -425,13 +479,17 @@ def report(rows, jobs=()):
     return "\n".join(parts)
 
 
-def above_table(above):
+def above_table(peer, above):
+    sides, has_switches = ("mep", peer.key), "--switches" in peer.words
     lines = []
     for (ranks, name, size), cell in above:
-        times = [number_text(cell.middle()[f"{side}_us_p50"]) for side in ("mep", "mpi")]
-        switches = [cell.switches_text(side) for side in ("mep", "mpi")]
+        times = [number_text(cell.middle()[f"{side}_us_p50"]) for side in sides]
+        switches = [cell.switches_text(side) for side in sides] if has_switches else []
         lines.append([str(ranks), name, size, *times, str(cell).strip("*"), *switches])
-    head = ["ranks", "operation", "size", "MEP µs", "MPI µs", "ratio (worst)", "MEP switches", "MPI switches"]
+    head = ["ranks", "operation", "size", "MEP µs", f"{peer.name} µs", "ratio (worst)"]
+    if not has_switches:
+        return table(head, lines) + "\nTimes are those of the run whose ratio is the median.\n"
+    head += ["MEP switches", f"{peer.name} switches"]
     text = "Times and switches are those of the run whose ratio is the median; switches are voluntary + involuntary\n"
     return table(head, lines) + "\n" + text + "context switches of a rank in one operation.\n"
 
@@ -478,13 +536,15 @@ def prepare_output(options):
 
 def compare(options):
     launcher, version = find_launcher(options)
+    options.ranks = options.ranks or choose_ranks(options.peer)
     prepare_output(options)
-    try_launcher(launcher, options.limit)
+    try_launcher(options.peer, launcher, options.limit)
     jobs = make_jobs(options)
     suite = Suite(options, launcher, list(jobs))
     expected = options.runs * suite.estimate(jobs)
+    machine = "GPUs" if options.peer.key == "nccl" else "two cores"
     print(f"mep_perf suite: {suite.cells} cells in {options.runs * len(jobs)} children, about "
-          f"{duration(expected)} on two cores that are free", file=sys.stderr, flush=True)  # fmt: skip
+          f"{duration(expected)} on {machine} that are free", file=sys.stderr, flush=True)  # fmt: skip
     status = 0
     try:
         suite.run()
@@ -493,8 +553,8 @@ def compare(options):
         status = 130
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    title = f"## MEP beside {version}, {len(os.sched_getaffinity(0))} cores\n\n"
-    found = finish(options, suite.rows, title + report(suite.rows, jobs))
+    title = f"## MEP compared with {version}, {len(os.sched_getaffinity(0))} cores\n\n"
+    found = finish(options, suite.rows, title + report(options.peer, suite.rows, jobs))
     return status or found
 
 
@@ -510,7 +570,8 @@ def main():
             raise SuiteError(f"{options.source} is no JSON file of mep_perf")
         options.json = None
         prepare_output(options)
-        return finish(options, rows, report(rows))
+        peer = next((peer for peer in PEERS.values() for row in rows if f"{peer.key}_us_p50" in row), options.peer)
+        return finish(options, rows, report(peer, rows))
     except SuiteError as error:
         print(f"mep_perf suite: {error}", file=sys.stderr)
         return 1
