@@ -77,14 +77,17 @@ Player::Player(const Part& part)
 Player::~Player() = default;
 
 int Player::play() {
-  if (!open()) return 3;
+  if (!open()) {
+    end_steps();
+    return 3;
+  }
   const auto steps = static_cast<uint32_t>(program_.steps.size());
   while (step_ < steps && !over_) {
     journal_.step.store(step_, std::memory_order_release);
     run(step_);
     ++step_;
   }
-  if (part_.quiet != nullptr) part_.quiet->arrive_and_drop();
+  end_steps();
   if (left_) return 0;
   const bool was_over = over_;
   close();
@@ -92,6 +95,12 @@ int Player::play() {
   next_record(Entry::kDone, What::kDestroy, 0, 0);
   push();
   return 0;
+}
+
+void Player::end_steps() {
+  if (part_.quiet == nullptr) return;
+  part_.quiet->idle.arrive_and_drop();
+  part_.quiet->ended.arrive_and_wait();
 }
 
 bool Player::open() {
@@ -157,7 +166,7 @@ void Player::recycle() {
 }
 
 void Player::meet_idle() {
-  if (part_.quiet != nullptr) part_.quiet->arrive_and_wait();
+  if (part_.quiet != nullptr) part_.quiet->idle.arrive_and_wait();
 }
 
 void Player::act(const Step& step) {

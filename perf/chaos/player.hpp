@@ -5,6 +5,7 @@
 
 #include <barrier>
 #include <cstdint>
+#include <latch>
 #include <map>
 #include <memory>
 #include <string>
@@ -31,6 +32,14 @@ struct Sabotage {
   uint32_t step = 0;
 };
 
+// Ranks that are threads, with GPUs: calls that free memory of a GPU wait for the kernels of all ranks there, which may wait
+// for a rank that the call holds up.
+struct Quiet {
+  explicit Quiet(uint32_t ranks) : idle(ranks), ended(ranks) {}
+  std::barrier<> idle;  // of the ranks that still have steps
+  std::latch ended;
+};
+
 struct Part {
   const Program* program = nullptr;
   uint32_t slot = 0;
@@ -39,8 +48,7 @@ struct Part {
   std::string job;
   mep_comm_t world = nullptr;      // of a rank that is a thread
   std::shared_ptr<Device> device;  // likewise
-  // Likewise, with GPUs: what frees memory of a GPU waits for the kernels of all ranks there.
-  std::shared_ptr<std::barrier<>> quiet;
+  std::shared_ptr<Quiet> quiet;    // likewise
   Sabotage sabotage;
 };
 
@@ -83,6 +91,8 @@ class Player {
   void recycle();
   // Until no rank of this process has work on a GPU.
   void meet_idle();
+  // Until all ranks of this process have ended their steps, also after an abort.
+  void end_steps();
   void close();
   void arm_faults(uint32_t step);
   void act_on_faults(uint32_t step);

@@ -362,9 +362,7 @@ std::vector<Life> run_threads(const Program& program, const Sabotage& sabotage,
   for (uint32_t slot = 0; slot < program.ranks && program.device; ++slot) {
     devices[slot] = make_device(worlds[slot], program.device_bytes());
   }
-  const auto quiet =
-      program.device ? std::make_shared<std::barrier<>>(static_cast<std::ptrdiff_t>(program.ranks))
-                     : nullptr;
+  const auto quiet = program.device ? std::make_shared<Quiet>(program.ranks) : nullptr;
   std::vector<std::thread> threads;
   for (uint32_t slot = 0; slot < program.ranks; ++slot) {
     threads.emplace_back([&, slot] {
