@@ -10,13 +10,15 @@ using namespace ep_device;
 
 // --- Tests ----------------------------------------------------------------------------------------
 
-// Rounds of one case, and how often a graph is launched before the outputs are looked at.
+// Rounds of one case, and how often a graph is launched before the outputs are looked at, in it and after a fault.
 #ifdef MEP_CUDA_ON_HOST
 constexpr int kRounds = 1;
 constexpr int kReplays = 3;
+constexpr int kLaterReplays = 10;
 #else
 constexpr int kRounds = 3;
 constexpr int kReplays = 50;
+constexpr int kLaterReplays = 50;
 #endif
 
 // The routing without rows: what the replay before has left stays, but for the sums, which are made again.
@@ -184,7 +186,7 @@ void outlasts(const Shape& s, uint64_t seed) {
   }
   for (Rank& r : group.ranks) (void)mep_comm_async_result(r.comm);
   group.upload(ref);
-  group.replay(graphs, 50);
+  group.replay(graphs, kLaterReplays);
   group.compare(ref, "replayed after the timeout");
   group.poison();
   for (uint32_t i = 0; i < s.ranks; ++i) group.enqueue(i, ref, 0, true, true);
@@ -293,7 +295,7 @@ void survives(const Shape& s, bool graphs_only, uint64_t seed) {
     }
   }
   group.upload(after);
-  group.replay(graphs, 50);
+  group.replay(graphs, kLaterReplays);
   group.compare(after, "replayed after the fault");
   group.poison();
   for (uint32_t i = 0; i < live; ++i) group.enqueue(i, after, 1, true, true);
@@ -388,15 +390,8 @@ bool is_left_out(uint32_t ranks, bool fp8) {
   return !asked_reach().empty() && (ranks == 1 || fp8 == (ranks == 4));
 }
 
-}  // namespace
-
-int main() {
-  (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-  (void)std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  if (!gpu_is_there()) return kSkipped;
-  std::printf("ranks are dealt to %d GPU(s)\n", gpu_count());
-  const uint64_t seed = seed_of_run();
-  refuses();
+// Each layout and number of ranks in each wire format, and each form of rows.
+void matrix(uint64_t seed) {
   // Several ranks first: this thread enqueues all of a rank's operations before those of the next, so a
   // kernel whose first launch waited for one that runs would wait for ever.
   for (const bool fp8 : {false, true}) {
@@ -438,6 +433,36 @@ int main() {
   survives({4, true}, true, seed + 300);
   survives({4, true, false, false, true}, false, seed + 310);
   survives({4, true, false, false, true, true}, false, seed + 320);
+}
+
+// Each layout, each form of rows and each kind of fault once, with peers on both GPUs and on the other one alone.
+void slice(uint64_t seed) {
+  agrees({8, true}, seed + 8);
+  agrees({3, false, true, false, false, false, true}, seed + 61);
+  agrees({2, false, false, false, true, true}, seed + 702);
+  agrees({4, false, false, true, true}, seed + 604);
+  agrees({3, false, false, false, true, true, true}, seed + 61);
+  agrees({.ranks = 3, .fp8 = true, .scale_type = MEP_SCALE_UE8M0_32}, seed + 63);
+  for (const bool throughput : {false, true})
+    spares_unread_rows({2, false, false, false, throughput}, seed + 65);
+  fills_callers_rows(seed + 78);
+  outlasts({4, true, false, false, true}, seed + 510);
+  survives({4, true}, true, seed + 300);
+  survives({4, true, false, false, true, true}, false, seed + 320);
+}
+
+}  // namespace
+
+// --slice: the part that the gate has of a reach of its own.
+int main(int argc, char** argv) {
+  (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  (void)std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  if (!gpu_is_there()) return kSkipped;
+  std::printf("ranks are dealt to %d GPU(s)\n", gpu_count());
+  const uint64_t seed = seed_of_run();
+  refuses();
+  const bool is_slice = argc > 1 && std::strcmp(argv[1], "--slice") == 0;
+  (is_slice ? slice : matrix)(seed);
   std::printf(failure_count() == 0 ? "ep_device_test: passed\n" : "ep_device_test: FAILED\n");
   return failure_count() == 0 ? 0 : 1;
 }

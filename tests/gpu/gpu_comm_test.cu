@@ -2,6 +2,7 @@
 // calls, the results of collectives, and what happens when a rank aborts, with graphs captured before. In files of their own:
 // kinds in which ranks get different things (gpu_comm_kinds.cu), with counts (gpu_comm_counts.cu), messages (gpu_comm_messages.cu),
 // requests (gpu_comm_requests.cu), and where calls are noted (gpu_comm_noted.cu).
+#include <algorithm>
 #include <cstring>
 #include <functional>
 
@@ -230,12 +231,14 @@ std::vector<Call> different_calls(const std::vector<Rank>& ranks) {
   return calls;
 }
 
-// One rank calls something else than the others: all are told so, and the next calls go on.
-void differ(const std::vector<Rank>& ranks) {
+// One rank calls something else than the others: all are told so, and the next calls go on. Pairs are those
+// that are at most `apart` places from each other in the list, where calls alike are neighbours.
+void differ(const std::vector<Rank>& ranks, size_t apart) {
   const auto count = static_cast<uint32_t>(ranks.size());
   const std::vector<Call> calls = different_calls(ranks);
   for (size_t pair = 0; pair < calls.size() * calls.size(); ++pair) {
     const size_t usual = pair / calls.size(), other = pair % calls.size();
+    if (std::max(usual, other) - std::min(usual, other) > apart) continue;
     const uint32_t odd = static_cast<uint32_t>(pair) % count;
     // Some go on to their next call while others are still in this one.
     for (uint32_t i = 0; i < count; ++i) {
@@ -255,7 +258,7 @@ void differ(const std::vector<Rank>& ranks) {
 }
 
 // The last rank aborts, or only stops calling, while the others wait for it on the GPU.
-void fault(uint32_t count, bool aborts) {
+void fault(uint32_t count, bool aborts, size_t apart) {
   std::vector<Rank> ranks = open_ranks(count, aborts ? 20'000 : kSoonMs);
   const uint32_t gone = count - 1;
   const uint64_t all = (uint64_t{1} << count) - 1;
@@ -264,7 +267,7 @@ void fault(uint32_t count, bool aborts) {
   for (uint32_t i = 0; i < count; ++i) cuda(cudaGraphLaunch(graphs[i], ranks[i].stream));
   synchronize_all();
   for (const Rank& rank : ranks) expect_sum(rank, all, "before");
-  if (aborts) differ(ranks);
+  if (aborts) differ(ranks, apart);
   const double begin = now_s();
   for (uint32_t i = 0; i < gone; ++i) cuda(cudaGraphLaunch(graphs[i], ranks[i].stream));
   if (aborts) GPU_CHECK(mep_comm_abort(ranks[gone].comm) == MEP_SUCCESS, "abort");
@@ -404,7 +407,8 @@ void split(uint32_t count) {
 }  // namespace
 }  // namespace gpu_test
 
-int main() {
+// --slice: the part that the gate has of a reach of its own.
+int main(int argc, char** argv) {
   using namespace gpu_test;
   (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   (void)std::setvbuf(stdout, nullptr, _IOLBF, 0);
@@ -420,6 +424,7 @@ int main() {
   }
   std::printf("ranks are dealt to %d GPU(s)\n", gpu_count());
   const uint64_t seed = seed_of_run();
+  const bool is_slice = argc > 1 && std::strcmp(argv[1], "--slice") == 0;
   refusals();
   for (const uint32_t ranks : {1u, 2u, 4u, 8u}) collectives(ranks);
   for (const uint32_t ranks : {1u, 2u, 4u, 8u}) kinds(ranks);
@@ -433,8 +438,14 @@ int main() {
   for (const uint32_t ranks : {2u, 8u}) limits(ranks);
   large(3);
   few_blocks(2);
-  for (const uint32_t ranks : {3u, 8u}) fault(ranks, true);
-  for (const uint32_t ranks : {3u, 8u}) fault(ranks, false);
+  if (is_slice) {
+    fault(8, true, 3);
+    fault(3, false, 0);
+  } else {
+    for (const bool aborts : {true, false}) {
+      for (const uint32_t ranks : {3u, 8u}) fault(ranks, aborts, SIZE_MAX);
+    }
+  }
   for (const uint32_t ranks : {4u, 8u}) split(ranks);
   synchronize_all();
   std::printf(failure_count() == 0 ? "gpu_comm_test: passed\n" : "gpu_comm_test: FAILED\n");
