@@ -170,6 +170,8 @@ void both_names(void**) {
   for (const World& world :
        {World{"00", 0}, World{"000", 0}, World{"000", kPutOnly}, World{"01", 0}, World{"011", 0}}) {
     const int size = static_cast<int>(strlen(world.placement));
+    // Texts do not depend on the order of events: a sanitizer sees each way to learn of another's call once.
+    if (kIsSanitized && !soak_flag() && size == 2) continue;
     Report report;
     const auto body = [&](int rank, mep_comm_t comm, Report& found) {
       for (const Named& usual : kNamed) {

@@ -28,7 +28,7 @@ void play(const NamedScene& scene, uint32_t flags, bool leaves) {
 
 // Builds with delays are those of the sanitizers, which take ten times as long.
 #if defined(MEP_TEST_HOOKS)
-constexpr size_t kTimes = 3;
+constexpr size_t kTimes = 2;
 #else
 constexpr size_t kTimes = 8;
 #endif
