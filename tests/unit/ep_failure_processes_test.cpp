@@ -80,7 +80,7 @@ void play(const Plan& plan, int rank, mep_comm_t comm, Page* page, Report& findi
 
 void run_failures(uint32_t flags, mep_ep_loss_t on_loss, uint64_t first_seed,
                   bool at_failpoints = false, bool expanded = false) {
-  const size_t cases = slice(at_failpoints ? 24 : 8, 500);
+  const size_t cases = slice(at_failpoints ? 16 : 8, 500);
   for (size_t i = 0; i < cases; ++i) {
     Plan plan = make_plan(mix(test_seed() + first_seed, i), at_failpoints, expanded);
     plan.problem.on_loss = on_loss;
