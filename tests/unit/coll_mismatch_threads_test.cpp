@@ -1,4 +1,4 @@
-// labels: quick threads tsan
+// labels: quick threads tsan waits
 // Random calls that do not fit together, some ranks one and the others another, small and large, with delays at
 // every phase where the build has the points for them. Nobody waits for ever, who succeeds has the right bytes, and
 // the comm works on. And the texts of all pairs of calls.
