@@ -121,7 +121,7 @@ std::string help_text() {
       "       mep_run -n N mep_perf OP [OPTION..]\n"
       "       mep_perf OP --threads N [OPTION..]\n"
       "       mep_perf queue [OPTION..]\n"
-      "       mep_perf suite --vs mpi|nccl [OPTION..]   all, in tables; see suite --help\n\n"
+      "       mep_perf suite --vs mpi|nccl [OPTION..]   tables; see suite --help\n\n"
       "Times MEP's operations, checks their results and compares them with MPI.\n\n" +
       wrapped("OP: ", 4, all_collective_names()) + "    " + all_message_names() +
       " (messages between pairs of ranks)\n    dispatch combine moe\n"
