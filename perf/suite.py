@@ -209,16 +209,14 @@ def make_jobs(options):
 
 def find_launcher(options):
     """The words up to -n, and the name of the peer."""
-    if options.peer.key == "nccl":
-        name = options.launcher or os.path.join(FOLDER, "mep_run")
-        program = shutil.which(name)
-        if program is None:
-            raise SuiteError(f"{name} is not found: name a program that starts ranks as mep_run does by --launcher")
-        return [program, "-n"], options.peer.name
-    name = options.launcher or "mpirun"
+    by_mep_run = options.peer.key == "nccl"
+    name = options.launcher or (os.path.join(FOLDER, "mep_run") if by_mep_run else "mpirun")
     program = shutil.which(name)
     if program is None:
-        raise SuiteError(f"{name} is not found: install Open MPI (openmpi-bin), or name its launcher by --launcher")
+        hint = "" if by_mep_run else "install Open MPI (openmpi-bin), or "
+        raise SuiteError(f"{name} is not found: {hint}name the launcher by --launcher")
+    if by_mep_run:
+        return [program, "-n"], options.peer.name
     done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=False)
     version = done.stdout.strip().split("\n")[0]
     words = [program, "--bind-to", "none"]
